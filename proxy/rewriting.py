@@ -1,0 +1,141 @@
+"""What is sent to vLLM in place of what was received: gathers the facts, runs the pipeline, remembers what went up."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from proxy.core.draft import Facts
+from proxy.core.identity import identify
+from proxy.core.images import check_urls
+from proxy.core.meter import Meter
+from proxy.core.pipeline import MOVES_TEXT, PIPELINE, Rewritten, rewrite
+from proxy.core.request import ChatRequest, Received, parse_body
+from proxy.core.splice import splice
+from proxy.downstream.auth import Caller
+from proxy.facts import claims_of, facts_of, guarded, model_of
+from proxy.memory import Memory, learn, memory_of, remember, remember_answer
+from proxy.state import State
+
+log = logging.getLogger("proxy.rewriting")
+
+OUTPUT_FIELD = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
+"""What carries the limit of an answer on the generating routes whose prompts are not rewritten."""
+
+WITHOUT_TEXT = frozenset(name for name, _ in PIPELINE if name not in MOVES_TEXT)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One exchange, ready to be forwarded.  `record` is called exactly once, however the exchange ends."""
+
+    body: bytes
+    make_fallback: Callable[[], bytes] | None = None
+    on_fallback: Callable[[], None] | None = None
+    trail: tuple[str, ...] = ()
+    strip_usage: bool = False
+    response_headers: Mapping[str, str] = field(default_factory=dict)
+    on_end: Callable[[Meter | None, str], None] | None = None
+
+    def fallback(self) -> bytes | None:
+        """Return the request as received, limits and salt apart, to try after a 400; None if sent so already."""
+        try:
+            return self.make_fallback() if self.make_fallback is not None else None
+        except Exception as error:  # the answer that vLLM gave is better than none
+            log.error("fallback_failed", extra={"error": type(error).__name__})
+            return None
+
+    def fell_back(self) -> None:
+        """Note that vLLM took the fallback, so that it was our text that its template refused."""
+        self.trail, self.response_headers = (), {}
+        if self.on_fallback is not None:
+            self.on_fallback()
+
+    def record(self, meter: Meter | None, outcome: str) -> None:
+        """Remember how the exchange went: what the answer held, None where none was relayed."""
+        if self.on_end is not None:
+            self.on_end(meter, outcome)
+
+
+async def prepare(
+    state: State, caller: Caller, headers: Mapping[str, str], received: Received, route: str
+) -> Prepared:  # fmt: skip
+    """Return what to send for a request of `caller`.  Raises Reject to answer the client instead."""
+    config = state.config
+    check_urls(received.request.messages, config.images.allow_hosts)
+    if config.profile == "off":
+        return Prepared(received.raw)
+    request = guarded(received.request, caller)
+    who = identify(claims_of(config, caller, headers), request)
+    model = model_of(state, request)
+    memory = await memory_of(state, who, model, request, route)
+    facts = await facts_of(state, caller, who, model, memory.session if memory is not None else None, received)
+    done = rewrite(request, facts)
+    for step, error in done.failed:
+        log.error("step_failed", extra={"step": step, "error": error})
+        state.metrics.step_failed(step)
+    return _prepared(state, received, request, facts, done, memory, model)
+
+
+async def prepare_other(state: State, caller: Caller, headers: Mapping[str, str], raw: bytes, route: str) -> bytes:
+    """Return what to send on a generating route whose prompt is not rewritten: limits, caps and salt hold there too.
+
+    Raises Reject for a body that is no JSON object or asks for an impossible length.
+    """
+    config = state.config
+    received = parse_body(raw, max_messages=config.limits.messages, max_images=config.limits.images, chat=False)
+    if config.profile == "off":
+        return raw
+    request = guarded(received.request, caller)
+    who = identify(claims_of(config, caller, headers), request)
+    model = model_of(state, request)
+    facts = await facts_of(state, caller, who, model, None, received)
+    lengths = replace(facts.lengths, fields=(OUTPUT_FIELD[route],))
+    return splice(received, rewrite(request, replace(facts, lengths=lengths)).request)
+
+
+def _prepared(
+    state: State,
+    received: Received,
+    request: ChatRequest,
+    facts: Facts,
+    done: Rewritten,
+    memory: Memory | None,
+    model: str,
+) -> Prepared:
+    asking, asked = _ask_usage(done.request)
+    trail = done.trail + (("include_usage",) if asked else ())
+    body = splice(received, asking)
+    prepared = Prepared(body, trail=trail, strip_usage=asked, response_headers=_told_trail(done.trail))
+    if memory is not None:
+        remember(state, memory, facts, done)
+        prepared.on_end = lambda meter, outcome: remember_answer(state, memory, meter, model)
+    else:
+        prepared.on_end = lambda meter, outcome: learn(state, meter, model)
+    if any(step in MOVES_TEXT or step == "continue_final" for step in done.trail):
+        bare = replace(facts, steps=facts.steps & (WITHOUT_TEXT - {"continue_final"}))
+        prepared.make_fallback = lambda: splice(received, _ask_usage(rewrite(request, bare).request)[0])
+        prepared.on_fallback = lambda: _fell_back(state, request, bare, memory, model)
+    return prepared
+
+
+def _told_trail(trail: tuple[str, ...]) -> Mapping[str, str]:
+    return {"X-Prefix-Proxy-Trail": ",".join(trail)} if trail else {}
+
+
+def _ask_usage(request: ChatRequest) -> tuple[ChatRequest, bool]:
+    """Ask for the usage event where the client did not: the proxy's own figures come from it."""
+    options = request.rest.get("stream_options")
+    if request.rest.get("stream") is not True or not isinstance(options, dict | None):
+        return request, False
+    if options is not None and options.get("include_usage") is True:
+        return request, False
+    asked = {**(options or {}), "include_usage": True}
+    return replace(request, rest={**request.rest, "stream_options": asked}), True
+
+
+def _fell_back(state: State, request: ChatRequest, bare: Facts, memory: Memory | None, model: str) -> None:
+    """No text moves for this model until vLLM is found anew; the ledger is told that vLLM has what was received."""
+    state.templates.refuse(model)
+    state.metrics.step_failed("template")
+    if memory is not None:
+        memory.node = memory.session.ledger.record(rewrite(request, bare).records)

@@ -138,4 +138,4 @@ def _fell_back(state: State, request: ChatRequest, bare: Facts, memory: Memory |
     state.templates.refuse(model)
     state.metrics.step_failed("template")
     if memory is not None:
-        memory.node = memory.session.ledger.record(rewrite(request, bare).records)
+        remember(state, memory, replace(bare, steps=MOVES_TEXT), rewrite(request, bare))

@@ -3,23 +3,33 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from proxy.admission import Admission
 from proxy.aio import Tasks
 from proxy.config import Config
-from proxy.downstream import admin, chat, health, models, passthrough
+from proxy.downstream import admin, chat, health, models, passthrough, status
 from proxy.downstream.listener import Runner
 from proxy.downstream.middlewares import MIDDLEWARES, add_response_headers, expect_body
+from proxy.flight import Flights
+from proxy.holding import Holding
+from proxy.learning import Learning
 from proxy.metrics import Metrics
+from proxy.rates import Rates
+from proxy.recorder import Recorder
 from proxy.secret import load_secret
 from proxy.sessions import Sessions
 from proxy.state import STATE, State
 from proxy.store.sessions import open_store
 from proxy.upstream.client import Upstream
 from proxy.upstream.probe import Templates
+from proxy.upstream.tokens import TokenCounter
 from proxy.upstream.vllm import Models, Vllm
+
+_RECORDS_SECONDS = 10.0  # how long the end may wait for what is recorded to be written
 
 
 class _ClassOnly(logging.LoggerAdapter[logging.Logger]):
@@ -54,12 +64,16 @@ def build_app(config: Config) -> web.Application:
     tasks, upstream = Tasks(), Upstream(config.upstream)
     metrics = Metrics()
     cache = Models(upstream.fetch, tasks, refresh_seconds=config.models.refresh_seconds)
-    metrics.known_models = cache.known
+    metrics.known_models, cache.on_restart = cache.known, metrics.upstream_restarted
     app[STATE] = State(
         config=config, tasks=tasks, metrics=metrics, upstream=upstream, models=cache, vllm=Vllm(upstream.fetch, tasks)
     )
+    app[STATE].rates = Rates(config.rates, metrics)
+    app[STATE].admission = Admission(config.admission, metrics)
+    app[STATE].flights = Flights(config.coalesce, tasks, metrics.coalesce)
+    app[STATE].holding = Holding(config.coalesce, metrics.coalesce)
     # Closed in reverse: first no one polls or writes any more, then the connection to vLLM goes.
-    app.cleanup_ctx.extend((_upstream, _sessions, _tasks, _metrics_port))
+    app.cleanup_ctx.extend((_upstream, _sessions, _tasks, _recorder, _metrics_port))
     app.on_response_prepare.append(add_response_headers)
     _add_routes(app)
     return app
@@ -78,6 +92,7 @@ def _add_routes(app: web.Application) -> None:
     router.add_get("/ready", health.ready, expect_handler=expect_body)
     router.add_get("/metrics", health.metrics, expect_handler=expect_body)
     admin.add_routes(app)
+    status.add_routes(app)
 
 
 async def _upstream(app: web.Application) -> AsyncIterator[None]:
@@ -91,10 +106,12 @@ async def _sessions(app: web.Application) -> AsyncIterator[None]:
     config = state.config
     state.secret = await asyncio.to_thread(load_secret, config)
     state.templates = Templates(state.vllm, state.models, state.tasks)
+    state.counter = TokenCounter(config.tokens, state.vllm, state.models, state.tasks, state.metrics)
     delay = config.store.write_delay_seconds
     failed = state.metrics.store_failed
     async with open_store(config.database, write_delay_seconds=delay, on_failure=failed) as store:
-        state.store = store
+        state.store, state.learning = store, Learning(store)
+        await state.learning.load()
         state.sessions = Sessions(config, store, state.metrics)
         sweeper = state.tasks.spawn(_sweep(state), name="sessions-sweep")
         yield
@@ -112,6 +129,20 @@ async def _tasks(app: web.Application) -> AsyncIterator[None]:
     state.tasks.spawn(state.models.run(), name="models-refresh")
     yield
     await state.tasks.close()
+
+
+async def _recorder(app: web.Application) -> AsyncIterator[None]:
+    """Where requests are recorded, what was queued is written before the process ends."""
+    state = app[STATE]
+    folder = state.config.record.dir
+    if folder is None:
+        yield
+        return
+    recorder = state.recorder = Recorder(state.config, Path(folder), state.secret)
+    writing = state.tasks.spawn(recorder.run(), name="recorder")
+    yield
+    recorder.close()
+    await asyncio.wait({writing}, timeout=_RECORDS_SECONDS)
 
 
 async def _metrics_port(app: web.Application) -> AsyncIterator[None]:

@@ -1,15 +1,17 @@
 """What the shell looks up for one request: who asks, about which model, within which limits."""
 
+import hashlib
+import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 
 from proxy.config import Config
-from proxy.core.draft import Facts, Lengths, Template
+from proxy.core.draft import DOCUMENT_LEADS, Facts, Lengths, Template, Trim
 from proxy.core.identity import Claims, Identity
 from proxy.core.pipeline import MOVES_TEXT, PIPELINE
+from proxy.core.rehang_task import REHUNG
 from proxy.core.request import ChatRequest, Received
 from proxy.core.salt import salt_for
-from proxy.core.text import digest
 from proxy.downstream.auth import Caller
 from proxy.downstream.signed import signed_user
 from proxy.sessions import Session
@@ -55,49 +57,88 @@ def model_of(state: State, request: ChatRequest) -> str:
 async def facts_of(
     state: State, caller: Caller, who: Identity, model: str, session: Session | None, received: Received
 ) -> Facts:  # fmt: skip
-    """Return all that the steps may know of a request; without a session no text moves."""
+    """Return all that the steps may know of a request; without a session no text moves but a task's."""
     config = state.config
-    on = {name for name, _ in PIPELINE if config.step_on(name)}
-    if session is None or not received.plain or state.templates.refused(model):
-        on -= MOVES_TEXT
-    moves = bool(on & MOVES_TEXT) and config.profile != "safe"
-    salted = salt_for(
+    on = _steps(state, who, model, session, received)
+    asks = bool(on & MOVES_TEXT) and config.profile != "safe"
+    template = await state.templates.get(model) if asks else Template()
+    ranked = "rank" in on and who.task is not None and await state.templates.takes_priority(model)
+    facts = Facts(
+        steps=frozenset(on),
+        ledger=state.no_ledger,
+        explicit=who.explicit,
+        task=who.task is not None,
+        task_name=who.task or "",
+        takes_priority=ranked,
+        tools_order=config.tools.order,
+        template=template,
+        lengths=_lengths(state, caller, who, model),
+        salt=_salt(state, caller, who, model, session),
+        tags=config.volatile.tags,
+        leads=(*DOCUMENT_LEADS, *config.history.document_leads),
+        thinking=config.history.thinking and template.thinking_in_history,
+        marker=_marker(state, session),
+        reasons=model in state.reasoning,
+        trim=Trim(config.trim.low_share, config.trim.pinned_turns, config.trim.gap_text if config.trim.gap else None),
+        image_tokens=state.counter.per_image(model),
+        whitespace_only=config.profile == "safe",
+    )
+    if session is not None:
+        return _of_session(state, who, session, facts)
+    key = state.sessions.key_of(who, model) if "rehang_task" in on and who.explicit else None
+    return facts if key is None else replace(facts, chats=state.chats.of(key))
+
+
+def _of_session(state: State, who: Identity, session: Session, facts: Facts) -> Facts:
+    return replace(
+        facts,
+        ledger=session.ledger,
+        tools=session.tools,
+        tool_list=session.tool_list,
+        cut=session.cut_at,
+        lines=session.lines if who.explicit else None,
+        patterns=state.learning.patterns(session.key.tenant) if state.config.profile == "max" else (),
+    )
+
+
+def _steps(state: State, who: Identity, model: str, session: Session | None, received: Received) -> set[str]:
+    """Return the names of the steps that run: those that are on, without a session no text moves but a task's."""
+    on = {name for name, _ in PIPELINE if state.config.step_on(name)}
+    if who.task not in REHUNG or state.vllm.crowded:
+        on -= {"rehang_task"}
+    if not received.plain or state.templates.refused(model):
+        return on - MOVES_TEXT
+    return on - (MOVES_TEXT - {"rehang_task"}) if session is None else on
+
+
+def _salt(state: State, caller: Caller, who: Identity, model: str, session: Session | None) -> str | None:
+    """Return the salt; a task has its chat's, whose cached prompt it may go on with."""
+    config = state.config
+    key = session.key if session is not None else state.sessions.key_of(who, model)
+    return salt_for(
         state.secret,
         config.salt.isolation,
         key=caller.name,
         keys=len(config.keys),
         tenant=who.tenant,
-        session=session.key.id if session is not None else "",
-    )
-    return Facts(
-        steps=frozenset(on),
-        ledger=session.ledger if session is not None else state.no_ledger,
-        explicit=who.explicit,
-        task=who.task is not None,
-        tools=session.tools if session is not None else (),
-        tools_order=config.tools.order,
-        template=await state.templates.get(model) if moves else Template(),
-        lengths=_lengths(state, caller, model),
-        salt=salted,
-        tags=config.volatile.tags,
-        marker=_marker(state, session),
-        reasons=model in state.reasoning,
-        whitespace_only=config.profile == "safe",
+        session=key.id if key is not None else "",
     )
 
 
-def _lengths(state: State, caller: Caller, model: str) -> Lengths:
+def _lengths(state: State, caller: Caller, who: Identity, model: str) -> Lengths:
     settings = state.config.lengths
     named = settings.models.get(model)
     cap: int | None = named if named is not None else settings.max_output_tokens
-    if caller.max_output_tokens is not None:
-        cap = caller.max_output_tokens
+    own = settings.users.get(who.tenant.rpartition("\x00")[2]) if who.proven else None
+    if own is not None or caller.max_output_tokens is not None:
+        cap = own if own is not None else caller.max_output_tokens
     elif named is None and model in state.reasoning:
         cap = None
-    return Lengths(cap, settings.default_output_tokens, state.models.max_model_len(model))
+    size = state.models.max_model_len(model)
+    return Lengths(cap, settings.default_output_tokens, size, settings.max_prompt_tokens)
 
 
 def _marker(state: State, session: Session | None) -> str:
     """Return the delimiter of notes: nobody outside can compute it, so nobody can forge a note."""
     scope = session.key.id if session is not None else ""
-    return "note " + digest(state.secret, b"note", scope.encode()).hex()[:10]
+    return "note " + hmac.new(state.secret, f"note\x00{scope}".encode(), hashlib.sha256).hexdigest()[:16]

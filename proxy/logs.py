@@ -5,10 +5,12 @@ reduced to where it came from: their messages may quote a request.
 """
 
 import contextlib
+import json
 import logging
 import re
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
 from pathlib import PurePath
 from types import TracebackType
 from typing import Any, TextIO
@@ -18,6 +20,7 @@ import structlog
 from proxy.config.groups import Log
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BARE = re.compile(r"[^\s=\"'\x00-\x1f\x7f]+")
 _FRAMES = 12  # the innermost ones tell where it failed
 _access = logging.getLogger("proxy.access")
 
@@ -40,6 +43,8 @@ def access(
 ) -> None:
     """Log the one line of an exchange.  `route`, `outcome`, `model` and `caller` are labels of ours, never the client's
     words; `tokens` maps prompt, cached and completion to counts."""
+    if not _access.isEnabledFor(logging.INFO):
+        return
     fields: dict[str, object] = {
         "request_id": request_id if _REQUEST_ID.fullmatch(request_id) else "unprintable",
         "route": route,
@@ -52,7 +57,40 @@ def access(
         "caller": caller,
         **{f"{name}_tokens": count for name, count in (tokens or {}).items()},
     }
-    _access.info("exchange", extra={name: value for name, value in fields.items() if value not in (None, "")})
+    # What `info(..., extra=...)` does, without looking for the calling line: this is paid by every exchange.
+    record = logging.LogRecord(_access.name, logging.INFO, __file__, 0, "exchange", (), None, "access")
+    record.__dict__.update((name, value) for name, value in fields.items() if value is not None and value != "")
+    _access.handle(record)
+
+
+_EXCHANGE = (
+    "request_id", "route", "status", "outcome", "model", "seconds", "trail", "first_token_seconds", "caller",
+    "prompt_tokens", "cached_tokens", "completion_tokens",
+)  # fmt: skip
+
+
+class _Formatter(structlog.stdlib.ProcessorFormatter):
+    """Writes the line of an exchange by itself, in a fifth of the time: it is the only one that comes by thousands."""
+
+    as_json = False
+    plain = False  # colours are structlog's own
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        if record.name != _access.name or not (self.as_json or self.plain):
+            return super().format(record)
+        held = record.__dict__
+        fields = {name: held[name] for name in _EXCHANGE if name in held}
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+        if self.as_json:
+            head = {"event": "exchange", "timestamp": timestamp, "level": "info", "logger": record.name}
+            return json.dumps({**head, **fields})
+        told = " ".join(f"{name}={_bare(value)}" for name, value in fields.items())
+        return f"{timestamp} [info     ] {'exchange':30} [{record.name}] {told}"
+
+
+def _bare(value: object) -> object:
+    return value if not isinstance(value, str) or _BARE.fullmatch(value) else repr(value)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -83,7 +121,7 @@ def _formatter(settings: Log, stream: TextIO) -> logging.Formatter:
         render.append(structlog.processors.JSONRenderer())
     else:
         render.append(structlog.dev.ConsoleRenderer(colors=stream.isatty(), sort_keys=False))
-    return structlog.stdlib.ProcessorFormatter(
+    formatter = _Formatter(
         processors=render,
         foreign_pre_chain=[
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -96,6 +134,8 @@ def _formatter(settings: Log, stream: TextIO) -> logging.Formatter:
         keep_exc_info=False,
         keep_stack_info=False,
     )
+    formatter.as_json, formatter.plain = settings.format == "json", not stream.isatty()
+    return formatter
 
 
 def _without_texts(_logger: object, _method: str, event: Event) -> Event:

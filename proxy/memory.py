@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.config import Config
+from proxy.chats import Held
 from proxy.core.draft import HEAD_ROLES, Facts
 from proxy.core.identity import Identity
-from proxy.core.keep_tools import tool_digests
+from proxy.core.keep_tools import list_digest, tool_digests
+from proxy.core.learned_lines import Lines, skeleton_of
 from proxy.core.ledger import Node
 from proxy.core.meter import Meter, Reply
 from proxy.core.move_volatile import skeleton
-from proxy.core.pipeline import MOVES_TEXT, Rewritten
+from proxy.core.pipeline import NEEDS_PROMPT, Rewritten
 from proxy.core.request import ChatRequest, Message
 from proxy.core.text import digest, encoded, message_digest, text_of
+from proxy.explaining import Expected, expect, settle
 from proxy.sessions import Session
 from proxy.state import State
 
@@ -27,6 +29,9 @@ class Memory:
     chain: Sequence[bytes]
     told: tuple[Message, ...]
     node: Node | None = None
+    expected: Expected | None = None
+    family: bytes = b""
+    prompt: Held | None = None
 
 
 async def memory_of(state: State, who: Identity, model: str, request: ChatRequest, route: str) -> Memory | None:
@@ -34,15 +39,15 @@ async def memory_of(state: State, who: Identity, model: str, request: ChatReques
     n = request.rest.get("n")
     if route != CHAT or who.task is not None or n not in (None, 1) or not request.messages:
         return None
-    chain = () if who.chat is not None else _chain(state.config, who, model, request.messages)
+    chain = () if who.chat is not None else chain_of(state.config.volatile.tags, who, model, request.messages)
     session = await state.sessions.find(who, model, chain)
     return Memory(session, chain, request.messages)
 
 
-def _chain(config: Config, who: Identity, model: str, messages: tuple[Message, ...]) -> list[bytes]:
+def chain_of(tags: tuple[str, ...], who: Identity, model: str, messages: tuple[Message, ...]) -> list[bytes]:
     """Return, for each message after the head, the digest of all up to it, of this tenant, model and system text."""
     size = next((i for i, m in enumerate(messages) if m.get("role") not in HEAD_ROLES), len(messages))
-    at = digest(encoded(who.tenant), encoded(model), skeleton(messages[:size], config.volatile.tags))
+    at = digest(encoded(who.tenant), encoded(model), skeleton(messages[:size], tags))
     out = []
     for message in messages[size:]:
         at = digest(at, message_digest(message))
@@ -55,31 +60,59 @@ def remember(state: State, memory: Memory, facts: Facts, done: Rewritten) -> Non
 
     def change() -> None:
         session = memory.session
-        if facts.steps & MOVES_TEXT:
+        if facts.steps & NEEDS_PROMPT:
             memory.node = session.ledger.record(done.records)
-        session.tools = tool_digests(done.request.rest) or session.tools
+            memory.family = done.family
+        if done.cut is not None and (session.cut_at is None or done.cut.turn >= session.cut_at.turn):
+            session.cut_at = done.cut  # of two requests at once the later cut stays
+        if done.lines is not None:
+            _learn_lines(state, session, done.lines)
+        listed = list_digest(done.request.rest)
+        if listed and listed != session.tool_list:
+            session.tools, session.tool_list = tool_digests(done.request.rest) or session.tools, listed
         session.turns = max(session.turns, sum(m.get("role") == "user" for m in memory.told))
 
     state.sessions.touch(memory.session, memory.chain, change)
+    if memory.told[-1].get("role") != "assistant":  # of a continued answer the beginning is not the whole
+        memory.prompt = state.chats.begin(memory.session.key, done.request, done.counted or 0)
+    listed = memory.session.tool_list if done.request.rest.get("tools") else b""
+    memory.expected = expect(state, memory.session, done.request, done.trail, listed)
+
+
+def _learn_lines(state: State, session: Session, lines: Lines) -> None:
+    if lines.learned and lines.learned != session.lines.learned and state.config.profile == "max":
+        state.learning.note(session.key.tenant, skeleton_of(lines), lines.learned)
+    session.lines = lines
 
 
 def remember_answer(state: State, memory: Memory, meter: Meter | None, model: str) -> None:
     """Note what was generated, as it was generated; a failed turn, or one of which not all is known, has no reply."""
     learn(state, meter, model)
     reply = meter.reply() if meter is not None and not meter.error else None
-    if reply is None or not reply.replayable or memory.node is None:
-        return
-    message = _message(reply, memory.told)
-    if message is None:
-        return
-    node = memory.node
-    if memory.told[-1].get("role") == "assistant" and node.parent is not None:
-        node = node.parent  # a continued answer takes the place of its beginning
+    message = _message(reply, memory.told) if reply is not None and reply.replayable else None
 
     def change() -> None:
-        memory.session.ledger.add_reply(node, message, cut=not reply.complete)
+        _anchor(memory, meter)
+        if memory.node is not None and reply is not None and message is not None:
+            node = memory.node
+            if memory.told[-1].get("role") == "assistant" and node.parent is not None:
+                node = node.parent  # a continued answer takes the place of its beginning
+            memory.session.ledger.add_reply(node, message, cut=not reply.complete)
+        if memory.expected is not None:
+            settle(state, memory.session, memory.expected, meter, message)
 
     state.sessions.touch(memory.session, (), change)
+    if memory.prompt is not None:
+        usage = meter.usage if meter is not None else None
+        tokens = usage.prompt_tokens + usage.completion_tokens if usage is not None else None
+        state.chats.end(memory.prompt, message, tokens)
+
+
+def _anchor(memory: Memory, meter: Meter | None) -> None:
+    """Keep vLLM's own count of the prompt that ended here: later prompts are counted from it."""
+    continued = memory.told[-1].get("role") == "assistant"  # its prompt ends without the generation prompt
+    if meter is not None and meter.usage is not None and memory.node is not None and memory.family and not continued:
+        memory.node.upto, memory.node.family = meter.usage.prompt_tokens, memory.family
 
 
 def learn(state: State, meter: Meter | None, model: str) -> None:
@@ -97,6 +130,8 @@ def _message(reply: Reply, told: tuple[Message, ...]) -> Message | None:
     if not content and not reply.tool_calls:
         return None
     message: dict[str, object] = {"role": "assistant", "content": content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

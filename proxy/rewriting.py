@@ -1,12 +1,16 @@
 """What is sent to vLLM in place of what was received: gathers the facts, runs the pipeline, remembers what went up."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from proxy.core.check_fields import check_n, check_other
+from proxy.core.clamp_lengths import ended_at, given_limit
+from proxy.core.counting import Question
 from proxy.core.draft import Facts
-from proxy.core.identity import identify
-from proxy.core.images import check_urls
+from proxy.core.identity import Identity, identify
+from proxy.core.images import check_media, check_urls
 from proxy.core.meter import Meter
 from proxy.core.pipeline import MOVES_TEXT, PIPELINE, Rewritten, rewrite
 from proxy.core.request import ChatRequest, Received, parse_body
@@ -20,6 +24,9 @@ log = logging.getLogger("proxy.rewriting")
 
 OUTPUT_FIELD = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
 """What carries the limit of an answer on the generating routes whose prompts are not rewritten."""
+
+COUNT_ROUNDS = 12
+"""How often the pipeline may ask; each cut takes two or three rounds, of which most are answered from the cache."""
 
 WITHOUT_TEXT = frozenset(name for name, _ in PIPELINE if name not in MOVES_TEXT)
 
@@ -35,6 +42,7 @@ class Prepared:
     strip_usage: bool = False
     response_headers: Mapping[str, str] = field(default_factory=dict)
     on_end: Callable[[Meter | None, str], None] | None = None
+    limit: int | None = None  # of the answer, in tokens, where the proxy gave or lowered it
 
     def fallback(self) -> bytes | None:
         """Return the request as received, limits and salt apart, to try after a 400; None if sent so already."""
@@ -46,7 +54,7 @@ class Prepared:
 
     def fell_back(self) -> None:
         """Note that vLLM took the fallback, so that it was our text that its template refused."""
-        self.trail, self.response_headers = (), {}
+        self.trail, self.response_headers = (), _told_limit(self.limit)
         if self.on_fallback is not None:
             self.on_fallback()
 
@@ -57,23 +65,64 @@ class Prepared:
 
 
 async def prepare(
-    state: State, caller: Caller, headers: Mapping[str, str], received: Received, route: str
-) -> Prepared:  # fmt: skip
-    """Return what to send for a request of `caller`.  Raises Reject to answer the client instead."""
+    state: State,
+    caller: Caller,
+    headers: Mapping[str, str],
+    received: Received,
+    route: str,
+    *,
+    who: Identity | None = None,
+) -> Prepared:
+    """Return what to send for a request of `caller`.  Raises Reject to answer the client instead.
+
+    `who`: whose it is, where the caller of this has found out already.
+    """
     config = state.config
     check_urls(received.request.messages, config.images.allow_hosts)
+    check_n(received.request.rest, config.limits.n)
     if config.profile == "off":
         return Prepared(received.raw)
     request = guarded(received.request, caller)
-    who = identify(claims_of(config, caller, headers), request)
+    who = who or identify(claims_of(config, caller, headers), request)
     model = model_of(state, request)
     memory = await memory_of(state, who, model, request, route)
     facts = await facts_of(state, caller, who, model, memory.session if memory is not None else None, received)
-    done = rewrite(request, facts)
+    done, facts = await _rewritten(state, request, facts, model)
     for step, error in done.failed:
         log.error("step_failed", extra={"step": step, "error": error})
         state.metrics.step_failed(step)
     return _prepared(state, received, request, facts, done, memory, model)
+
+
+async def _rewritten(state: State, request: ChatRequest, facts: Facts, model: str) -> tuple[Rewritten, Facts]:
+    """Run the pipeline; where it cannot decide before something is counted, count it and run it again."""
+    for _ in range(COUNT_ROUNDS):
+        done = rewrite(request, facts)
+        if not done.questions:
+            return done, facts
+        counts, rough = await _counted(state, done.questions, model)
+        facts = replace(facts, counts={**facts.counts, **counts}, rough=facts.rough | rough)
+    without = replace(facts, steps=facts.steps - {"trim_history"})
+    state.metrics.step_failed("trim_history")
+    return rewrite(request, without), without
+
+
+async def _counted(state: State, questions: tuple[Question, ...], model: str) -> tuple[dict[bytes, int], set[bytes]]:
+    """Return the counts of all `questions`, by their keys, and which are not the model's own; asked at once."""
+    answers = await asyncio.gather(
+        *(
+            state.counter.count(
+                model,
+                question.messages,
+                key=question.key,
+                tools=question.rest.get("tools"),
+                fields={**question.rest, "add_generation_prompt": question.generation},
+            )
+            for question in questions
+        )
+    )
+    counts = {question.key: answer.tokens for question, answer in zip(questions, answers, strict=True)}
+    return counts, {question.key for question, answer in zip(questions, answers, strict=True) if not answer.exact}
 
 
 async def prepare_other(state: State, caller: Caller, headers: Mapping[str, str], raw: bytes, route: str) -> bytes:
@@ -83,6 +132,8 @@ async def prepare_other(state: State, caller: Caller, headers: Mapping[str, str]
     """
     config = state.config
     received = parse_body(raw, max_messages=config.limits.messages, max_images=config.limits.images, chat=False)
+    check_media(received.request.rest, config.images.allow_hosts, config.limits.images)
+    check_other(received.request.rest, config.limits.messages)
     if config.profile == "off":
         return raw
     request = guarded(received.request, caller)
@@ -105,12 +156,11 @@ def _prepared(
     asking, asked = _ask_usage(done.request)
     trail = done.trail + (("include_usage",) if asked else ())
     body = splice(received, asking)
-    prepared = Prepared(body, trail=trail, strip_usage=asked, response_headers=_told_trail(done.trail))
+    limit = given_limit(request.rest, done.request.rest, facts.lengths.fields)
+    prepared = Prepared(body, trail=trail, strip_usage=asked, response_headers=_told(done, limit), limit=limit)
     if memory is not None:
         remember(state, memory, facts, done)
-        prepared.on_end = lambda meter, outcome: remember_answer(state, memory, meter, model)
-    else:
-        prepared.on_end = lambda meter, outcome: learn(state, meter, model)
+    prepared.on_end = lambda meter, outcome: _ended(state, memory, meter, model, limit, done.request)
     if any(step in MOVES_TEXT or step == "continue_final" for step in done.trail):
         bare = replace(facts, steps=facts.steps & (WITHOUT_TEXT - {"continue_final"}))
         prepared.make_fallback = lambda: splice(received, _ask_usage(rewrite(request, bare).request)[0])
@@ -118,8 +168,29 @@ def _prepared(
     return prepared
 
 
-def _told_trail(trail: tuple[str, ...]) -> Mapping[str, str]:
-    return {"X-Prefix-Proxy-Trail": ",".join(trail)} if trail else {}
+def _ended(
+    state: State, memory: Memory | None, meter: Meter | None, model: str, limit: int | None, sent: ChatRequest
+) -> None:  # fmt: skip
+    if meter is not None and ended_at(limit, meter):
+        state.metrics.limited_answer()
+    if meter is not None and meter.usage is not None:
+        state.counter.learn_images(model, sent, meter.usage.prompt_tokens)
+    if memory is not None:
+        remember_answer(state, memory, meter, model)
+    else:
+        learn(state, meter, model)
+
+
+def _told_limit(limit: int | None) -> Mapping[str, str]:
+    return {"X-Prefix-Proxy-Max-Tokens": str(limit)} if limit is not None else {}
+
+
+def _told(done: Rewritten, limit: int | None) -> Mapping[str, str]:
+    """Return the reply headers: what changed the request, how much was left out of it, our limit of the answer."""
+    headers = {**_told_limit(limit)}
+    if done.trail:
+        headers["X-Prefix-Proxy-Trail"] = ",".join(done.trail)
+    return {**headers, "X-Prefix-Proxy-Left-Out": str(done.left_out)} if done.left_out else headers
 
 
 def _ask_usage(request: ChatRequest) -> tuple[ChatRequest, bool]:

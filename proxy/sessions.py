@@ -1,20 +1,24 @@
 """The table of live sessions: found by name or by content, bounded, forgotten when they expire, stored behind."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import orjson
+from itertools import islice
 
 from proxy.config import Config
+from proxy.core.draft import Cut
 from proxy.core.identity import Identity
+from proxy.core.learned_lines import Lines
 from proxy.core.ledger import Ledger
-from proxy.core.ledger_pack import pack, unpack
-from proxy.core.text import digest, encoded
+from proxy.core.past import Outcome, Past
+from proxy.core.text import digest, encoded, kept
 from proxy.metrics import Metrics
+from proxy.session_state import dump, load
 from proxy.store.sessions import SessionInfo, SessionKey, SessionRow, SessionStore, remaining_seconds
 
+PUT_SECONDS = 0.5
+"""Uses of a session this close together make one row, if only the time of its last use has changed."""
 CHAINS_EACH = 64
 """Requests of a session without a name that it can be found by; edits reach back no further."""
 
@@ -30,15 +34,26 @@ class Session:
     ledger: Ledger
     explicit: bool = True
     tools: tuple[bytes, ...] = ()
+    tool_list: bytes = b""  # digest of that list as a whole; not stored
     turns: int = 0
-    cut: int = 0
+    cut_at: Cut | None = None
     skeleton: bytes = b""
     chains: list[bytes] = field(default_factory=list)
+    counted: int = 0  # its size when the table last looked
+    put_at: float = 0.0  # wall seconds of the use that was stored last, and what else was
+    put_as: tuple[object, ...] = ()
+    lines: Lines = field(default_factory=Lines)
+    past: Past = field(default_factory=Past)  # not stored
 
     @property
     def size(self) -> int:
         """About the bytes that it holds."""
-        return 1024 + self.ledger.size + 16 * (len(self.tools) + len(self.chains))
+        return (
+            1024
+            + self.ledger.size
+            + self.past.size
+            + 64 * (len(self.tools) + len(self.chains) + sum(map(len, self.lines.recent)))
+        )
 
 
 class Sessions:
@@ -58,7 +73,14 @@ class Sessions:
         self._clock, self._monotonic = clock, monotonic
         self._live: OrderedDict[SessionKey, Session] = OrderedDict()
         self._by_chain: dict[bytes, SessionKey] = {}
+        self._models: Counter[tuple[bytes, bytes]] = Counter()  # sessions of a chat: one a model
         self._bytes = 0
+
+    def key_of(self, who: Identity, model: str) -> SessionKey | None:
+        """Return the key of a chat that was named, None for one that only its content tells."""
+        if who.chat is None:
+            return None
+        return SessionKey(digest(encoded(who.tenant)), digest(b"chat", encoded(who.chat)), model)
 
     async def find(self, who: Identity, model: str, chain: Sequence[bytes]) -> Session:
         """Return the session of a request, begun if there is none.
@@ -67,9 +89,8 @@ class Sessions:
         tenant and model finds it.
         """
         tenant = digest(encoded(who.tenant))
-        if who.chat is not None:
-            key = SessionKey(tenant, digest(b"chat", encoded(who.chat)), model)
-        else:
+        key = self.key_of(who, model)
+        if key is None:
             known = next((self._by_chain[c] for c in reversed(chain) if c in self._by_chain), None)
             key = known or SessionKey(tenant, digest(b"content", *chain[:1]), model)
         session = self._live.get(key)
@@ -90,8 +111,9 @@ class Sessions:
             return other
         left = remaining_seconds(row, self._clock(), self._settings.ttl_seconds)
         session = Session(key, row.created, row.last_seen, self._monotonic() + left, Ledger(0), turns=row.turns)
-        session.cut, session.skeleton = row.cut, row.skeleton
-        session.tools, session.ledger = _state(row.state, self._settings.max_bytes_each)
+        session.skeleton = row.skeleton
+        held = load(row.state, self._settings.max_bytes_each)
+        session.tools, session.lines, session.cut_at, session.ledger = held
         return self._add(session)
 
     def _begin(self, key: SessionKey) -> Session:
@@ -104,7 +126,9 @@ class Sessions:
 
     def _add(self, session: Session) -> Session:
         self._live[session.key] = session
-        self._bytes += session.size
+        self._models[session.key.tenant, session.key.chat] += 1
+        session.counted = session.size
+        self._bytes += session.counted
         self._shed()  # a request that is refused later begins a session too, and never touches it
         return session
 
@@ -113,17 +137,26 @@ class Sessions:
         if self._live.get(session.key) is not session:  # cleared or shed while its request was on its way
             change()
             return
-        before = session.size
         change()
         now = self._clock()
         session.last_seen = max(now, session.created)
         session.deadline = self._monotonic() + self._settings.ttl_seconds
         self._index(session, chain)
-        self._bytes += session.size - before
+        before, session.counted = session.counted, session.size
+        self._bytes += session.counted - before
         self._live.move_to_end(session.key)
         self._shed()
-        self._store.put(self._row(session))
+        self._put(session)
         self._metrics.sessions_live(len(self._live))
+
+    def _put(self, session: Session) -> None:
+        """Store a session soon; an exchange uses it twice, and the second row mostly says what the first does."""
+        told = (session.turns, session.cut_at, session.skeleton, session.tools, session.lines)
+        near = 0 <= session.last_seen - session.put_at < PUT_SECONDS
+        if near and told == session.put_as and not self._keep_text:
+            return
+        session.put_at, session.put_as = session.last_seen, told
+        self._store.put(self._row(session))
 
     def _index(self, session: Session, chain: Sequence[bytes]) -> None:
         if chain and chain[-1] not in session.chains:
@@ -141,23 +174,34 @@ class Sessions:
     def _drop(self, key: SessionKey) -> None:
         session = self._live.pop(key, None)
         if session is not None:
-            self._bytes -= session.size
+            self._bytes -= session.counted
+            chat = key.tenant, key.chat
+            self._models[chat] -= 1
+            if not self._models[chat]:
+                del self._models[chat]
             for chain in session.chains:
                 self._by_chain.pop(chain, None)
 
     def _row(self, session: Session) -> SessionRow:
-        state: dict[str, object] = {"tools": [value.hex() for value in session.tools]}
-        if self._keep_text:
-            state["ledger"] = pack(session.ledger).decode()
-        seen, ttl = session.last_seen, self._settings.ttl_seconds
-        packed = orjson.dumps(state)
-        return SessionRow(
-            session.key, session.created, seen, seen + ttl, session.turns, session.cut, session.skeleton, packed
-        )
+        seen, ttl, cut = session.last_seen, self._settings.ttl_seconds, session.cut_at
+        ledger = session.ledger if self._keep_text else None
+        state = kept(dump(session.tools, session.lines, cut, ledger))
+        place = cut.turn if cut is not None else 0
+        return SessionRow(session.key, session.created, seen, seen + ttl, session.turns, place, session.skeleton, state)
 
     def list(self) -> list[SessionInfo]:
         """Describe the live sessions, the one used last first; no text."""
         return [self._info(session) for session in reversed(self._live.values())]
+
+    def latest(self, limit: int) -> Sequence[tuple[SessionInfo, Sequence[Outcome]]]:
+        """Describe the `limit` live sessions used last, with what became of their last exchanges; no text."""
+        chosen = islice(reversed(self._live.values()), limit)
+        return [(self._info(session), session.past.outcomes()) for session in chosen]
+
+    @property
+    def live(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._live)
 
     async def stored(self) -> Sequence[SessionInfo]:
         """Describe the sessions that are only in the store: a restart brought nobody back to them yet."""
@@ -167,6 +211,14 @@ class Sessions:
     def get(self, id: str) -> SessionInfo | None:
         """Describe the session with this id, None if it is not live."""
         return next((self._info(s) for s in self._live.values() if s.key.id == id), None)
+
+    def has_other_model(self, key: SessionKey) -> bool:
+        """Say whether the chat of a live session is also live with another model."""
+        return self._models[key.tenant, key.chat] > 1
+
+    def exchanges(self, id: str) -> Sequence[Outcome]:
+        """Return what became of the last exchanges of a live session, oldest first."""
+        return next((s.past.outcomes() for s in self._live.values() if s.key.id == id), ())
 
     def _info(self, session: Session) -> SessionInfo:
         left = max(session.deadline - self._monotonic(), 0.0)
@@ -206,12 +258,3 @@ class Sessions:
         self._metrics.sessions_swept(count)
         self._metrics.sessions_live(len(self._live))
         return count
-
-
-def _state(raw: bytes, max_bytes: int) -> tuple[tuple[bytes, ...], Ledger]:
-    try:
-        state = orjson.loads(raw)
-        tools = tuple(bytes.fromhex(value) for value in state["tools"])
-        return tools, unpack(state["ledger"].encode(), max_bytes) if "ledger" in state else Ledger(max_bytes)
-    except (ValueError, TypeError, KeyError, AttributeError):  # a row of another version: a cold start
-        return (), Ledger(max_bytes)

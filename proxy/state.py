@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from proxy.aio import Tasks
+from proxy.chats import Chats
 from proxy.config import Config
 from proxy.core.ledger import Ledger
 from proxy.downstream.auth import Caller
 from proxy.downstream.presence import Presence
+from proxy.last_texts import LastTexts
+from proxy.learning import Learning
 from proxy.metrics import Metrics
 from proxy.upstream.client import Upstream
 from proxy.upstream.vllm import Models, Vllm
 
 if TYPE_CHECKING:
+    from proxy.admission import Admission
+    from proxy.flight import Flights
+    from proxy.holding import Holding
+    from proxy.rates import Rates
+    from proxy.recorder import Recorder
     from proxy.sessions import Sessions
     from proxy.store.sessions import SessionStore
     from proxy.upstream.probe import Templates
+    from proxy.upstream.tokens import TokenCounter
 
 
 @dataclass(slots=True)
@@ -33,11 +42,20 @@ class State:
     store: "SessionStore | None" = None
     sessions: "Sessions" = field(init=False)  # opened on startup, with the store
     templates: "Templates" = field(init=False)
+    counter: "TokenCounter" = field(init=False)
+    chats: Chats = field(default_factory=Chats)
+    learning: Learning = field(default_factory=Learning)
+    last_texts: LastTexts = field(default_factory=LastTexts)
+    recorder: "Recorder | None" = None  # only where requests are recorded
     secret: bytes = b""
     reasoning: set[str] = field(default_factory=set)  # models seen to reason: closed, names that vLLM lists
     no_ledger: Ledger = field(default_factory=lambda: Ledger(0))  # of requests that no session remembers
     draining: bool = False
     presence: Presence = field(default_factory=Presence)
+    rates: "Rates" = field(init=False)
+    admission: "Admission" = field(init=False)
+    flights: "Flights" = field(init=False)
+    holding: "Holding" = field(init=False)
 
 
 STATE = web.AppKey("state", State)

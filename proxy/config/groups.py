@@ -99,6 +99,9 @@ class Limits:
         "Most messages in a request.", "Very long agent runs.", "messages", 1, 100_000,
     )] = 4096
     images: Annotated[int, Setting("Most images in a request.", "The model takes more.", "images", 0, 10_000)] = 64
+    n: Annotated[int, Setting(
+        "Most answers to one request (its field n).", "Clients sample many answers.", "answers", 1, 1000,
+    )] = 8
     tokenize_bytes: Annotated[int, Setting(
         "Largest body on /tokenize and /detokenize: a large one holds up vLLM's API server for all.",
         "Whole books are counted.", "bytes", 1024, 64 * _MIB,
@@ -227,3 +230,24 @@ class Log:
         "The least that is logged; one line per exchange is info.", "Too much, or too little to find a fault.",
         flag="--log-level",
     )] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Recording requests for `prefix-proxy explain`."""
+
+    dir: Annotated[str | None, Setting(
+        "Folder that requests are recorded into, one JSON object a line; unset, nothing is recorded.",
+        "To find out why a chat is computed anew.", allowed="a path", check=checks.path, flag="--record",
+    )] = None
+    redact: Annotated[bool, Setting(
+        "Replace words and numbers by others of the same length, equal for equal ones, and ids by digests.",
+        "The very text is needed, and everyone whose chats are recorded knows of it.",
+    )] = True
+    file_bytes: Annotated[int, Setting(
+        "Size at which the next file is begun.", "Files are moved to somewhere else.", "bytes",
+        4 * _KIB, 64 * 1024 * _MIB,
+    )] = 64 * _MIB
+    files: Annotated[int, Setting(
+        "Most files kept; the oldest goes first.", "More, or less, room on the disk.", "files", 2, 100_000,
+    )] = 16

@@ -39,7 +39,10 @@ def _key(table: Mapping[str, object], where: str) -> Key:
         hash=_text(table, "hash", where),
         trusted=_flag(table, "trusted", where),
         admin=_flag(table, "admin", where),
-        max_output_tokens=_cap(table, where),
+        max_output_tokens=_number(table, "max_output_tokens", "tokens", where),
+        requests_per_minute=_number(table, "requests_per_minute", "requests", where),
+        tokens_per_minute=_number(table, "tokens_per_minute", "tokens", where),
+        concurrent=_number(table, "concurrent", "requests", where),
     )
 
 
@@ -61,13 +64,12 @@ def _flag(table: Mapping[str, object], field: str, where: str) -> bool:
     return value
 
 
-def _cap(table: Mapping[str, object], where: str) -> int | None:
-    value = table.get("max_output_tokens")
+def _number(table: Mapping[str, object], field: str, unit: str, where: str) -> int | None:
+    value = table.get(field)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000_000:
         raise SettingError(
-            f"{where}: max_output_tokens = {value!r} cannot be used: "
-            "allowed is a whole number of tokens from 1 to 100,000,000."
+            f"{where}: {field} = {value!r} cannot be used: allowed is a whole number of {unit} from 1 to 100,000,000."
         )
     return value

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from proxy.config import checks, groups
+from proxy.config import checks, groups, traffic
+from proxy.config.coalesce import Coalesce
 from proxy.config.setting import Setting
-from proxy.config.steps import Lengths, Profile, Salt, Steps, Tools, Volatile
+from proxy.config.steps import History, Lengths, Profile, Salt, Steps, Tools, Trim, Volatile
 
 _SAFE = frozenset({"keep_tools", "restore_history", "continue_final", "trim_history", "clamp_lengths", "salt"})
 _ALL = frozenset(Steps.__dataclass_fields__)
@@ -27,6 +28,9 @@ class Key:
     trusted: bool = False  # may name users and chats in headers: Open WebUI's key
     admin: bool = False  # may call /v1/internal/*
     max_output_tokens: int | None = None  # in place of lengths.max_output_tokens
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # computed by vLLM: prompt without what was cached, and answer
+    concurrent: int | None = None  # requests at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,18 @@ class Config:
     sessions: groups.Sessions = field(default_factory=groups.Sessions)
     store: groups.Store = field(default_factory=groups.Store)
     log: groups.Log = field(default_factory=groups.Log)
+    record: groups.Record = field(default_factory=groups.Record)
     steps: Steps = field(default_factory=Steps)
     tools: Tools = field(default_factory=Tools)
+    history: History = field(default_factory=History)
     volatile: Volatile = field(default_factory=Volatile)
+    trim: Trim = field(default_factory=Trim)
     salt: Salt = field(default_factory=Salt)
     lengths: Lengths = field(default_factory=Lengths)
+    tokens: traffic.Tokens = field(default_factory=traffic.Tokens)
+    rates: traffic.Rates = field(default_factory=traffic.Rates)
+    admission: traffic.Admission = field(default_factory=traffic.Admission)
+    coalesce: Coalesce = field(default_factory=Coalesce)
     keys: tuple[Key, ...] = ()
 
     def step_on(self, name: str) -> bool:

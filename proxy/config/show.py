@@ -10,6 +10,7 @@ from proxy.config.setting import Declared, declared
 from proxy.config.values import allowed
 
 MASK = "***"
+KEY_LIMITS = ("max_output_tokens", "requests_per_minute", "tokens_per_minute", "concurrent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ def rows(loaded: Loaded) -> Iterator[Row]:
         yield Row(spec.path, MASK if spec.setting.secret and value is not None else value, loaded.origins[spec.path])
     for key in loaded.config.keys:
         marks = [name for name in ("trusted", "admin") if getattr(key, name)]
-        cap = [f"max_output_tokens={key.max_output_tokens}"] if key.max_output_tokens is not None else []
-        yield Row(f"keys.{key.name}", " ".join([MASK, *marks, *cap]), "[[keys]]")
+        limits = [f"{name}={getattr(key, name)}" for name in KEY_LIMITS if getattr(key, name) is not None]
+        yield Row(f"keys.{key.name}", " ".join([MASK, *marks, *limits]), "[[keys]]")
 
 
 def text(value: object) -> str:
@@ -110,6 +111,9 @@ hash = "sha256$SALT$DIGEST"
 trusted = true           # its identity headers count: for Open WebUI's key alone
 admin = false            # may call /v1/internal/*
 max_output_tokens = 8192 # instead of lengths.max_output_tokens
+requests_per_minute = 60 # of all its callers together; above it 429 with Retry-After. None by default, as the next two
+tokens_per_minute = 200000 # that vLLM had to compute: prompt without what was cached, and answer
+concurrent = 20          # requests at once
 ```
 
 `prefix-proxy keys NAME` makes a key, prints it once, and prints this table with its hash. Without any key, callers on

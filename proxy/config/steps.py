@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from proxy.config import checks
 from proxy.config.setting import Setting
+from proxy.core.draft import GAP_TEXT
 
 Profile = Literal["off", "safe", "balanced", "max"]
 _WHY = "To find out which step matters, or to do without one."
@@ -62,6 +63,44 @@ class Volatile:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """What comes back of earlier turns."""
+
+    thinking: Annotated[bool, Setting(
+        "Send the reasoning of earlier replies again, where the chat template renders it.",
+        "Replies of a model that reasons are to be reused whole, for a longer prompt.",
+    )] = False
+    document_leads: Annotated[tuple[str, ...], Setting(
+        "How further machine-made blocks in front of a user message begin.",
+        "The document template was changed in Open WebUI, or another program adds documents.",
+    )] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """How a conversation is cut that outgrows the model's context."""
+
+    low_share: Annotated[float, Setting(
+        "A cut goes down to this share of what fits; nothing is cut before it no longer fits.",
+        "Lower: rarer cuts, which each cost a cold prompt. Higher: more of the conversation stays.", "", 0.1, 0.95,
+    )] = 0.6
+    pinned_turns: Annotated[int, Setting(
+        "First turns that are never left out.", "The first message holds the task.", "turns", 0, 1000,
+    )] = 0
+    gap: Annotated[bool, Setting(
+        "Say in the prompt where something was left out.", "The model mentions the gap where it should not.",
+    )] = True
+    gap_text: Annotated[str, Setting(
+        "The sentence for it.", "Conversations are held in another language.",
+        check=checks.not_empty, allowed="any text but the empty one",
+    )] = GAP_TEXT
+    stream_comment: Annotated[bool, Setting(
+        "Begin a stream with a comment that tells what was left out, beside the reply header.",
+        "A client shows comments of the stream.",
+    )] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Salt:
     """Who shares cached prefixes with whom: who shares may learn from times what others asked."""
 
@@ -93,3 +132,12 @@ class Lengths:
     models: Annotated[Mapping[str, int], Setting(
         "Cap of single models, by name.", "One model may, or must not, answer at length.", "tokens", 1, 100_000_000,
     )] = field(default_factory=dict)
+    users: Annotated[Mapping[str, int], Setting(
+        "Cap of single users, by the id that a trusted key or a signature gives them; it comes before a key's.",
+        "Some may, or must not, get long answers.", "tokens", 1, 100_000_000,
+    )] = field(default_factory=dict)
+    max_prompt_tokens: Annotated[int | None, Setting(
+        "Most tokens of a chat's prompt: a longer conversation is cut to it, what cannot be cut is refused. Unset, "
+        "the model's own length holds.", "Long prompts take more than their share of the cache.", "tokens", 1,
+        100_000_000,
+    )] = None

@@ -1,10 +1,11 @@
 """Step `clamp_lengths`: output lengths within what the server was sized for, in tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from proxy.core.draft import Draft, Facts, Lengths
+from proxy.core.meter import Meter
 from proxy.core.reject import Reject
 
 
@@ -14,8 +15,9 @@ def clamp_lengths(draft: Draft, facts: Facts) -> Draft:
     Raises Reject 400 naming the field for 0, a negative or anything that is no whole number.  `max_expected_tokens`
     is a hint for the proxy and never goes up.  A request is never given more than it asked for.
     """
+    hint(draft.rest)
     rest = {key: value for key, value in draft.rest.items() if key != "max_expected_tokens"}
-    limit = limit_of(facts.lengths)
+    limit = _within_room(limit_of(facts.lengths), draft, facts)
     asked = {field: whole(rest[field], field) for field in facts.lengths.fields if rest.get(field) is not None}
     if not asked:
         rest = _with_default(rest, facts.lengths, limit)
@@ -28,10 +30,40 @@ def clamp_lengths(draft: Draft, facts: Facts) -> Draft:
     return draft if rest == draft.rest and rest.keys() == draft.rest.keys() else replace(draft, rest=rest)
 
 
+def _within_room(limit: int | None, draft: Draft, facts: Facts) -> int | None:
+    """Return the limit lowered to the room that the prompt leaves, which vLLM would do too, but silently.
+
+    Where it matters `trim_history` has counted exactly.
+    """
+    size = facts.lengths.max_model_len
+    if size is None or draft.counted is None or not draft.exact:
+        return limit
+    room = max(1, size - draft.counted)
+    return room if limit is None else min(limit, room)
+
+
 def limit_of(lengths: Lengths) -> int | None:
     """Return the most tokens of an answer; vLLM refuses more than `max_model_len` and clamps to the room left."""
     known = [value for value in (lengths.cap, lengths.max_model_len) if value is not None]
     return min(known, default=None)
+
+
+def given_limit(asked: Mapping[str, object], sent: Mapping[str, object], fields: Sequence[str]) -> int | None:
+    """Return the limit of an answer, in tokens, where the proxy gave or lowered it; None where the client's holds."""
+    limit, own = _effective(sent, fields), _effective(asked, fields)
+    return None if limit is None or limit == own else int(limit)
+
+
+def ended_at(limit: int | None, meter: Meter) -> bool:
+    """Say whether an answer ended at `limit`, and not before it for want of room."""
+    if limit is None or meter.finish_reason != "length":
+        return False
+    return meter.usage is None or meter.usage.completion_tokens >= limit
+
+
+def _effective(rest: Mapping[str, object], fields: Sequence[str]) -> float | None:
+    value = next((rest[field] for field in fields if rest.get(field) is not None), None)
+    return value if isinstance(value, int | float) else None
 
 
 def _with_default(rest: dict[str, object], lengths: Lengths, limit: int | None) -> dict[str, object]:
@@ -47,9 +79,9 @@ def _with_default(rest: dict[str, object], lengths: Lengths, limit: int | None) 
 def whole(value: object, field: str) -> int:
     """Return a token limit as a whole number above 0; raises Reject 400 naming `field` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-        _refuse(field, "a whole number")
+        _refuse(field, "a whole number of tokens")
     if value < 1:
-        _refuse(field, "at least 1")
+        _refuse(field, "at least 1; leave it out for no limit of your own")
     return int(value)
 
 

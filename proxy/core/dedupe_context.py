@@ -6,7 +6,7 @@ from dataclasses import replace
 from proxy.core.documents import POINTER, instructions_of, pointed, sources_of
 from proxy.core.draft import Draft, Entry, Facts
 from proxy.core.request import Message
-from proxy.core.text import first_text, text_of, with_first_text
+from proxy.core.text import digest, encoded, first_text, text_of, with_first_text
 
 LEAST_CHARACTERS = 80
 """A source shorter than this costs about as much as the pointer to it."""
@@ -24,7 +24,10 @@ def dedupe_context(draft: Draft, facts: Facts) -> Draft:
         return draft
     sources, leads = _standing(_texts(draft, first))
     out = list(draft.entries[:first])
-    for entry in draft.entries[first:]:
+    for i, entry in enumerate(draft.entries[first:], first):
+        if i in draft.gone:
+            out.append(entry)
+            continue
         changed = _deduped(entry, sources, leads, facts) if entry.node is None else entry
         out.append(changed)
         more, more_leads = _standing(text_of(m) for m in changed.sent())
@@ -37,10 +40,17 @@ def _has_sources(entry: Entry, facts: Facts) -> bool:
     return any("<source" in text_of(message) for message in entry.sent() if message.get("role") != "assistant")
 
 
+def standing_digests(entry: Entry) -> set[bytes]:
+    """Return the digests of what an entry tells in full, by which pointers to it are known."""
+    if entry.role == "assistant":
+        return set()
+    sources, leads = _standing(text_of(message) for message in entry.sent())
+    return {digest(encoded(text)) for text in sources | leads}
+
+
 def _texts(draft: Draft, first: int) -> Iterable[str]:
-    for message in draft.head:
-        yield text_of(message)
-    for entry in draft.entries[:first]:
+    """Not of the head: a later request may bring another, and pointers in its history would lack their target."""
+    for entry in (e for i, e in enumerate(draft.entries[:first]) if i not in draft.gone):
         for message in entry.sent():
             if message.get("role") != "assistant":
                 yield text_of(message)
@@ -66,7 +76,9 @@ def _deduped(entry: Entry, sources: set[str], leads: set[str], facts: Facts) -> 
     note = entry.note if entry.note is None else _shortened(entry.note, sources, leads, facts)
     if message is entry.message and note is entry.note:
         return entry
-    return entry._replace(message=message, note=note)
+    points = standing_digests(entry) - standing_digests(entry._replace(message=message, note=note))
+    blocks = (*entry.blocks, *(("points", value) for value in sorted(points)))
+    return entry._replace(message=message, note=note, blocks=blocks)
 
 
 def _shortened(message: Message, sources: set[str], leads: set[str], facts: Facts) -> Message:

@@ -7,6 +7,9 @@ from proxy.core.reject import Reject
 from proxy.core.request import Message, parts_of
 
 MEDIA = ("image_url", "input_image", "audio_url", "video_url")
+_SOURCES = ("image_url", "audio_url", "video_url", "file_url", "source")
+_NOT_CONTENT = frozenset({"tools", "metadata", "text", "tool_choice"})
+_Path = tuple["_Path | None", str | int]
 
 
 def check_urls(messages: Sequence[Message], hosts: Collection[str]) -> None:
@@ -16,15 +19,62 @@ def check_urls(messages: Sequence[Message], hosts: Collection[str]) -> None:
     allowed.
     """
     for i, message in enumerate(messages):
+        if isinstance(message.get("content"), str):
+            continue
         for j, part in enumerate(parts_of(message)):
             kind = part.get("type")
             for name in MEDIA if kind is None or kind in MEDIA else ():
                 url = _url(part.get(name))
                 if url is not None and not _allowed(url, hosts):
-                    where = f"messages[{i}].content[{j}].{name}"
-                    raise Reject(
-                        400, f"'{where}' must be a data: URL; this proxy lets vLLM fetch nothing else.", param=where
-                    )
+                    raise _refused(f"messages[{i}].content[{j}].{name}")
+
+
+def check_media(fields: Mapping[str, object], hosts: Collection[str], most: int) -> None:
+    """Do the same for a body of /v1/responses or /v1/messages, wherever in it a media source stands, without recursion.
+
+    Raises Reject 400 also for more than `most` sources.  What describes tools, or was given to one, is no source.
+    """
+    places: list[tuple[object, _Path]] = [
+        (value, (None, name)) for name, value in fields.items() if name not in _NOT_CONTENT
+    ]
+    count = 0
+    while places:
+        value, path = places.pop()
+        if isinstance(value, list):
+            places += ((one, (path, i)) for i, one in enumerate(value) if isinstance(one, dict | list))
+        elif isinstance(value, dict):
+            sources = [(name, one) for name, one in value.items() if name in _SOURCES and _is_source(name, one)]
+            count += bool(sources)
+            for name, one in sources:
+                url = _url(one)
+                if url is not None and not _allowed(url, hosts):
+                    raise _refused(_spelled((path, name)))
+            skip = "input" if value.get("type") in ("tool_use", "server_tool_use") else None
+            places += (
+                (one, (path, name)) for name, one in value.items() if name != skip and isinstance(one, dict | list)
+            )
+    if count > most:
+        raise Reject(400, f"The request holds {count} images or files; at most {most} are taken.", param="input")
+
+
+def _is_source(name: str, value: object) -> bool:
+    if name == "source":  # Anthropic's: {"type": "url", "url": ...} or {"type": "base64", "data": ...}
+        return isinstance(value, Mapping) and value.get("type") in ("url", "base64", "file")
+    return _url(value) is not None
+
+
+def _spelled(path: "_Path") -> str:
+    out = ""
+    at: _Path | None = path
+    while at is not None:
+        out = (f"[{at[1]}]" if isinstance(at[1], int) else f".{at[1]}") + out
+        at = at[0]
+    return out.lstrip(".")
+
+
+def _refused(where: str) -> Reject:
+    message = f"'{where}' must be a data: URL; this proxy lets vLLM fetch nothing else."
+    return Reject(400, message, param=where)
 
 
 def _url(value: object) -> str | None:

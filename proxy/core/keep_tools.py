@@ -14,6 +14,12 @@ def tool_digests(rest: Mapping[str, object]) -> tuple[bytes, ...]:
     return tuple(digest(packed(tool)) for tool in tools) if isinstance(tools, list) else ()
 
 
+def list_digest(rest: Mapping[str, object]) -> bytes:
+    """Return a digest of the list of tools as a whole; empty where there is none."""
+    tools = rest.get("tools")
+    return digest(packed(tools)) if isinstance(tools, list) else b""
+
+
 def keep_tools(draft: Draft, facts: Facts) -> Draft:
     """Put the tools in the order of the session's last request, or by name where `tools_order` says so.
 
@@ -22,6 +28,9 @@ def keep_tools(draft: Draft, facts: Facts) -> Draft:
     """
     tools = draft.rest.get("tools")
     if not isinstance(tools, list) or len(tools) < 2:
+        return draft
+    # Nearly always the list is the last one, which one digest tells cheaper than one a tool.
+    if facts.tools_order == "session" and facts.tool_list and list_digest(draft.rest) == facts.tool_list:
         return draft
     ordered = _by_name(tools) if facts.tools_order == "name" else _as_before(tools, facts.tools)
     if all(a is b for a, b in zip(ordered, tools, strict=True)):

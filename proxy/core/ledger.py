@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.core.request import Message
-from proxy.core.text import packed, reply_key, unpacked
+from proxy.core.text import kept, packed, reply_key, unpacked
 
 NODE_BYTES = 320
 """What a node costs beside its text, measured with tracemalloc on CPython 3.11 and rounded up."""
@@ -21,6 +21,8 @@ class Node:
     """A message in its place: how it was told, how it went up.
 
     `sent` is packed JSON of the messages that go out in its place ([note,] message), None where what was told goes out.
+    In `sent` null stands for a message that goes out as told.  `upto` is vLLM's count of the prompt that ended here, in
+    tokens, 0 where none did; `family` says with which head and cut.
     `keeps` marks a `sent` that repeats what was told, kept because its front may vanish (a document block).
     """
 
@@ -35,6 +37,8 @@ class Node:
     in_full: bool = False
     cut: bool = False
     used: int = 0
+    upto: int = 0
+    family: bytes = b""
     children: list["Node"] = field(default_factory=list)
 
     @property
@@ -45,10 +49,10 @@ class Node:
     @property
     def private(self) -> bool:
         """Whether its note tells more than a time of day: never given to a chat that was found by content."""
-        return any(kind != "clock" for kind, _ in self.blocks)
+        return any(not kind.startswith("clock") for kind, _ in self.blocks)
 
-    def messages(self) -> tuple[Message, ...] | None:
-        """Return the messages that went up in its place, note first; None where what was told goes out."""
+    def messages(self) -> tuple[Message | None, ...] | None:
+        """Return what went up in its place, note first, None for what was told; None alone where just that goes out."""
         if self.sent is None:
             return None
         value = unpacked(self.sent)
@@ -117,10 +121,14 @@ class Ledger:
         node.cut = False
 
     def _add(self, at: Node, told: Record) -> Node:
-        node = Node(at, told.role, told.seen, b"", b"", told.sent, told.keeps, told.blocks)
-        at.children.append(node)
-        self.size += node.size
+        sent = kept(told.sent) if told.sent is not None else None
+        node = Node(at, told.role, told.seen, b"", b"", sent, told.keeps, told.blocks)
+        self._hang(node, at)
         return node
+
+    def _hang(self, node: Node, at: Node) -> None:
+        at.children = [*at.children, node]  # of exact size: nearly all have one child, and `append` makes room for four
+        self.size += node.size
 
     def add_reply(self, at: Node, message: Message, *, cut: bool = False) -> Node:
         """Remember what vLLM generated after `at`; `cut`: the stream ended early, the client may know more or less."""
@@ -131,9 +139,8 @@ class Ledger:
         if same is not None:
             same.used = self.ticks
             return same
-        node = Node(at, "assistant", key=key, sent=sent, cut=cut, used=self.ticks)
-        at.children.append(node)
-        self.size += node.size
+        node = Node(at, "assistant", key=key, sent=kept(sent), cut=cut, used=self.ticks)
+        self._hang(node, at)
         self._shrink(node)
         return node
 

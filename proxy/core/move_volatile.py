@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from proxy.core.draft import PART, Block, Draft, Entry, Facts
+from proxy.core.learned_lines import Lines, fits, learn
 from proxy.core.ledger import Ledger
 from proxy.core.notes import appended, fenced
 from proxy.core.request import Message
 from proxy.core.text import digest, message_digest, text_of
-from proxy.core.volatile import Parted, part
+from proxy.core.volatile import Parted, block, part
 
 _NAMES = {"clock": "time", "summary": "conversation summary", "documents": "context", "lines": "lines"}
-_NEVER_REVOKED = ("clock", "summary", "midloop")
+_NEVER_REVOKED = ("clock", "summary", "midloop", "points")
 
 
 def move_volatile(draft: Draft, facts: Facts) -> Draft:
@@ -24,8 +25,11 @@ def move_volatile(draft: Draft, facts: Facts) -> Draft:
     if not draft.head or not any(e.role in ("user", "tool") for e in draft.entries):
         return draft
     head, blocks = _parted_head(draft.head, facts)
-    told = _last_told(draft.entries)
-    if not blocks and not any(value for value in told.values()):
+    head, lines, known = _without_learned(head, facts)
+    blocks += lines
+    draft = replace(draft, lines=known)
+    told = _last_told(draft.kept())
+    if not blocks and not any(value for kind, value in told.items() if not kind.startswith(_NEVER_REVOKED)):
         return draft
     draft = replace(draft, head=head)
     summary = [b for b in blocks if b.kind == "summary"]
@@ -43,6 +47,24 @@ def _parted_head(head: tuple[Message, ...], facts: Facts) -> tuple[tuple[Message
         if kept is not None:
             out.append(kept)
     return tuple(out), _merged(blocks)
+
+
+def _without_learned(
+    head: tuple[Message, ...], facts: Facts
+) -> tuple[tuple[Message, ...], list[Block], Lines | None]:  # fmt: skip
+    """Return the head without the lines that proved volatile in this chat, those lines, and what is known now."""
+    content = head[0].get("content") if head else None
+    if facts.lines is None or not isinstance(content, str):
+        return head, [], facts.lines
+    lines = content.split("\n")
+    fresh = not facts.lines.recent
+    seed = next((places for value, places in facts.patterns if fits(value, places, lines)), None) if fresh else None
+    known = learn(facts.lines, lines, seed or frozenset())
+    if not known.learned:
+        return head, [], known
+    kept = "\n".join(line for i, line in enumerate(lines) if i not in known.learned)
+    moved = "\n".join(lines[i] for i in sorted(known.learned))
+    return ({**head[0], "content": kept}, *head[1:]), [block("lines", moved)], known
 
 
 def skeleton(head: tuple[Message, ...], tags: tuple[str, ...]) -> bytes:
@@ -87,7 +109,7 @@ def _parted(message: Message, facts: Facts) -> tuple[Message | None, list[Block]
 
 
 def _part(text: str, facts: Facts) -> Parted:
-    return part(text, tags=facts.tags, leads=facts.leads, learned=facts.learned)
+    return part(text, tags=facts.tags, leads=facts.leads)
 
 
 def _last_told(entries: Sequence[Entry]) -> dict[str, bytes]:
@@ -100,13 +122,14 @@ def _tell(draft: Draft, blocks: Sequence[Block], facts: Facts) -> Draft:
     if at is None:
         return draft
     entry = draft.entries[at]
-    before = _last_told(draft.entries[:at])
+    before = _last_told([e for i, e in enumerate(draft.entries[:at]) if i not in draft.gone])
     if entry.node is not None:  # the turn was begun: what its note told still stands, a time of day in any case
         standing = {**before, **dict(entry.blocks)}
-        if all(b.kind == "clock" or standing.get(b.kind) == b.digest for b in blocks) and "clock" in standing:
+        timed = any(kind.startswith("clock") for kind in standing)
+        if timed and all(b.kind.startswith("clock") or standing.get(b.kind) == b.digest for b in blocks):
             return draft
     new = [b for b in blocks if b.kind != "summary" and before.get(b.kind) != b.digest]
-    gone = [k for k, v in before.items() if v and k not in _NEVER_REVOKED and all(b.kind != k for b in blocks)]
+    gone = [k for k, v in before.items() if v and not k.startswith(_NEVER_REVOKED) and all(b.kind != k for b in blocks)]
     kept = tuple(pair for pair in entry.blocks if pair[0] == "summary")
     if not new and not gone:
         return draft
@@ -121,7 +144,7 @@ def _target(entries: Sequence[Entry]) -> int | None:
     """Return the index of the message that the note goes to: the newest tool result, else the newest user message."""
     if entries[-1].role == "tool":
         return len(entries) - 1
-    return max((i for i, entry in enumerate(entries) if entry.role == "user"), default=None)
+    return next((i for i in range(len(entries) - 1, -1, -1) if entries[i].role == "user"), None)
 
 
 def _revoked(kind: str) -> str:
@@ -129,7 +152,7 @@ def _revoked(kind: str) -> str:
 
 
 def _told(b: Block, before: Mapping[str, bytes]) -> str:
-    if b.kind != "clock" and before.get(b.kind):
+    if not b.kind.startswith("clock") and before.get(b.kind):
         return f"(This replaces the {_name(b.kind)} given earlier.)\n{b.text}"
     return b.text
 
@@ -153,7 +176,7 @@ def _with_note(entry: Entry, text: str, told: tuple[tuple[str, bytes], ...], fac
 def _tell_summary(draft: Draft, summary: Block, facts: Facts) -> Draft:
     """A summary goes before the first message that the ledger does not know: right in time, and free."""
     last = _target(draft.entries)
-    unknown = next((i for i, entry in enumerate(draft.entries) if entry.node is None), last)
+    unknown = next((i for i, e in enumerate(draft.entries) if e.node is None and i not in draft.gone), last)
     user = next((i for i, e in enumerate(draft.entries) if i >= (unknown or 0) and e.role == "user"), last)
     at = unknown if facts.template.system_in_place and unknown is not None else user
     if at is None:

@@ -9,6 +9,9 @@ from proxy.core.ledger import Node
 from proxy.core.request import Message
 from proxy.core.text import bare, calls_of, first_text, message_digest, reply_key, text_of, with_first_text
 
+SMALL_BLOCK_CHARACTERS = 400
+"""A block of pointers costs less than the break that leaving it out would make."""
+
 _END = "</context>\n\n"
 LOOK_AHEAD = 64
 """Equal children looked at for the next message; a bound, not a limit that a chat meets."""
@@ -34,6 +37,8 @@ def restore_history(draft: Draft, facts: Facts) -> Draft:
 def _match(at: Node, entries: Sequence[Entry], i: int, facts: Facts) -> Node | None:
     entry = entries[i]
     exact = [node for node in at.children if _is_told(node, entry)]
+    if len(exact) == 1:  # nearly every message
+        return exact[0]
     if not exact and entry.role == "user" and facts.explicit and not facts.whitespace_only:
         exact = [node for node in at.children if _lost_its_block(node, entries, i, facts)]
     if not exact and entry.role == "user":
@@ -51,7 +56,7 @@ def _is_told(node: Node, entry: Entry) -> bool:
     """Say whether `entry` is this node: told again, in either of its forms, or the reply that vLLM generated."""
     if node.role != entry.role:
         return False
-    if entry.seen in (node.seen, node.short):
+    if entry.seen == node.seen or entry.seen == node.short:
         return True
     return bool(node.key) and not node.cut and _other_fields_equal(entry) and node.key == reply_key(entry.told)
 
@@ -63,7 +68,7 @@ def _other_fields_equal(entry: Entry) -> bool:
 
 def _one_is_prefix(node: Node, entry: Entry) -> bool:
     sent = node.messages()
-    if not sent or calls_of(entry.told) or not entry.told.get("content"):
+    if not sent or sent[-1] is None or calls_of(entry.told) or not entry.told.get("content"):
         return False
     told, generated = bare(text_of(entry.told)), bare(text_of(sent[-1]))
     return bool(told and generated) and (told.startswith(generated) or generated.startswith(told))
@@ -79,7 +84,7 @@ def _lost_its_block(node: Node, entries: Sequence[Entry], i: int, facts: Facts) 
     if node.role != "user" or node.in_full or (not node.keeps and node.sent is None):
         return False
     sent, told = node.messages(), entries[i].told
-    if not sent or i + 1 >= len(entries):
+    if not sent or sent[-1] is None or i + 1 >= len(entries):
         return False
     full, text = first_text(sent[-1]), first_text(told)
     if full is None or not text or not full.endswith(text) or len(full) == len(text):
@@ -92,7 +97,9 @@ def _lost_its_block(node: Node, entries: Sequence[Entry], i: int, facts: Facts) 
     if not any(_is_told(c, entries[i + 1]) or (c.cut and _one_is_prefix(c, entries[i + 1])) for c in node.children):
         return False
     reused = len(text) + _reply_length(entries, i)
-    return reused * 2 >= len(block) or ("dedupe_context" in facts.steps and _pointed_to(block, entries, i, reused))
+    if len(block) <= SMALL_BLOCK_CHARACTERS or reused * 2 >= len(block):
+        return True
+    return "dedupe_context" in facts.steps and _pointed_to(block, entries, i, reused)
 
 
 def _reply_length(entries: Sequence[Entry], i: int) -> int:
@@ -132,10 +139,10 @@ def _gained(node: Node, told: Message, facts: Facts) -> str:
 
 
 def _restored(entry: Entry, node: Node, facts: Facts) -> Entry:
-    held = entry._replace(node=node)
+    held = Entry(entry.told, entry.seen, entry.message, node)
     if (
-        entry.role == "user"
-        and entry.seen not in (node.seen, node.short)
+        entry.seen not in (node.seen, node.short)
+        and entry.role == "user"
         and (block := _gained(node, entry.told, facts))
     ):
         bare_text = (first_text(entry.told) or "")[len(block) :]
@@ -147,23 +154,26 @@ def _restored(entry: Entry, node: Node, facts: Facts) -> Entry:
         return held
     note = sent[0] if len(sent) > 1 else None
     if held.midloop:
-        return held._replace(note=note, message=sent[-1], blocks=node.blocks)
-    told_so = note is None and sent[-1] == entry.told
+        return held._replace(note=note, message=sent[-1] or held.message, blocks=node.blocks)
+    if sent[-1] is None or sent[-1] == entry.told:  # the very object, so that the received bytes can go out
+        return Entry(entry.told, entry.seen, entry.told, node, note, node.blocks, packed=node.sent if note else None)
     short = node.role == "user" and entry.seen != node.seen and len(text_of(sent[-1])) > len(text_of(entry.told))
-    message = entry.told if told_so else _as_rendered(sent[-1], entry)
+    message = _as_rendered(sent[-1], entry, facts.thinking and facts.explicit)
     return held._replace(note=note, message=message, blocks=node.blocks, short=short)
 
 
-def _as_rendered(sent: Message, entry: Entry) -> Message:
-    """A generated reply goes out without the reasoning that clients do not tell and templates leave out."""
+def _as_rendered(sent: Message, entry: Entry, thinking: bool) -> Message:
+    """Return a reply as it was generated; its reasoning, which clients do not tell, only with `thinking`."""
     if entry.role != "assistant":
         return sent
-    text = text_of(sent)
-    if text.lstrip().startswith("<think>") and not text_of(entry.told).lstrip().startswith("<think>"):
+    inline = text_of(sent).lstrip().startswith("<think>") and not text_of(entry.told).lstrip().startswith("<think>")
+    if inline and not thinking:
         return entry.told
     out = {**entry.told, "content": sent.get("content")}
     if "tool_calls" in sent:
         out["tool_calls"] = sent["tool_calls"]
+    if thinking and "reasoning_content" in sent:
+        out["reasoning_content"] = sent["reasoning_content"]
     if out.get("content") is None or (not out["content"] and not entry.told.get("content")):
         out["content"] = entry.told.get("content")
     return out if out != entry.told else entry.told

@@ -10,6 +10,7 @@ import orjson
 from proxy.core.request import ChatRequest, Message, Received
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_GAP = re.compile(r"[ \t\n\r]*,?[ \t\n\r]*")
 _scan = json.JSONDecoder().raw_decode  # C code: a value and where it ends, from a place in a text
 
 
@@ -21,6 +22,7 @@ class Field:
     start: int
     value_start: int
     end: int
+    items: tuple[tuple[int, int], ...] = ()  # of an array of messages: where each begins and ends
 
 
 def splice(received: Received, request: ChatRequest) -> bytes:
@@ -69,7 +71,13 @@ def _replaced(
     gone: set[str],
     same_messages: bool,
 ) -> str:
-    fields = list(fields_of(text))
+    fields: list[Field] = []
+    tail = "}"
+    for field in fields_of(text):
+        fields.append(field)
+        if field.key == "messages" and not changed and not gone and _is_last(text, field.end):
+            tail = text[field.end :]
+            break
     last = {field.key: i for i, field in enumerate(fields)}  # the last copy is the one that every parser takes
     kept: list[str] = []
     for i, field in enumerate(fields):
@@ -78,14 +86,18 @@ def _replaced(
         if field.key in changed:
             kept.append(text[field.start : field.value_start] + _json(changed[field.key]).decode())
         elif field.key == "messages" and not same_messages and last["messages"] == i:
-            kept.append(text[field.start : field.value_start] + _messages(text, field, received, request))
+            kept.append(text[field.start : field.value_start] + _messages(text, field.items, received, request))
         else:
             kept.append(text[field.start : field.end])
-    return "{" + ",".join(kept) + "}"
+    return "{" + ",".join(kept) + tail
 
 
-def _messages(text: str, field: Field, received: Received, request: ChatRequest) -> str:
-    spans = list(items_of(text, field.value_start))
+def _is_last(text: str, end: int) -> bool:
+    """Say whether surely no field after `end` is named "messages", in any spelling: tools need no scanning then."""
+    return not any(text.find(spelled, end) >= 0 for spelled in ('"messages"', "\\u006", "\\u007"))
+
+
+def _messages(text: str, spans: tuple[tuple[int, int], ...], received: Received, request: ChatRequest) -> str:
     place = {id(message): i for i, message in enumerate(received.request.messages)}
     out = []
     for message in request.messages:
@@ -101,11 +113,14 @@ def fields_of(text: str) -> Iterable[Field]:
         start = at
         key, at = _scan(text, at)
         value_start = _skip(text, _skip(text, at) + 1)
-        _, end = _scan(text, value_start)
-        yield Field(key, start, value_start, end)
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+        items: tuple[tuple[int, int], ...] = ()
+        if key == "messages" and text[value_start] == "[":  # scanned once: it is most of the body
+            items = tuple(items_of(text, value_start))
+            end = _skip(text, items[-1][1] if items else value_start + 1) + 1
+        else:
+            _, end = _scan(text, value_start)
+        yield Field(key, start, value_start, end, items)
+        at = _after_gap(text, end)
 
 
 def items_of(text: str, start: int) -> Iterable[tuple[int, int]]:
@@ -114,9 +129,12 @@ def items_of(text: str, start: int) -> Iterable[tuple[int, int]]:
     while text[at] != "]":
         _, end = _scan(text, at)
         yield at, end
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+        at = _after_gap(text, end)
+
+
+def _after_gap(text: str, at: int) -> int:
+    match = _GAP.match(text, at)
+    return match.end() if match else at
 
 
 def _skip(text: str, at: int) -> int:

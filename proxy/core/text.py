@@ -13,11 +13,9 @@ DIGEST_BYTES = 16
 
 def digest(*parts: bytes) -> bytes:
     """Return a 16-byte digest of `parts`, told apart by their lengths."""
-    h = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        h.update(b"%d:" % len(part))
-        h.update(part)
-    return h.digest()
+    # One call instead of two a part: this runs for every message of every request.
+    framed = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+    return hashlib.blake2b(framed, digest_size=DIGEST_BYTES).digest()
 
 
 def encoded(text: str) -> bytes:
@@ -33,6 +31,11 @@ def packed(value: object) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def kept(raw: bytes) -> bytes:
+    """Return the same bytes in a buffer of their size: what orjson returns holds kilobytes more until it is freed."""
+    return bytes(memoryview(raw))
+
+
 def unpacked(raw: bytes) -> object:
     """Return the value of JSON that `packed` made."""
     try:
@@ -45,7 +48,9 @@ def message_digest(message: Message) -> bytes:
     """Return the digest of a whole message; two are equal only where every field and character is."""
     content = message.get("content")
     if isinstance(content, str) and len(message) == 2 and "role" in message:
-        return digest(encoded(str(message["role"])), encoded(content))
+        role, text = encoded(str(message["role"])), encoded(content)
+        framed = b"%d:%b%d:%b" % (len(role), role, len(text), text)  # digest(role, text), for nearly every message
+        return hashlib.blake2b(framed, digest_size=DIGEST_BYTES).digest()
     try:
         return digest(orjson.dumps(message, option=orjson.OPT_SORT_KEYS))
     except TypeError:

@@ -23,18 +23,15 @@ def block(kind: str, text: str) -> Block:
     return Block(kind, text, digest(encoded(kind), encoded(text)))
 
 
-def part(text: str, *, tags: tuple[str, ...], leads: tuple[str, ...], learned: frozenset[bytes]) -> Parted:
-    """Part a system text: known blocks by whole lines from its end, then times of day, then learned lines.
+def part(text: str, *, tags: tuple[str, ...], leads: tuple[str, ...]) -> Parted:
+    """Part a system text: known blocks by whole lines from its end, then times of day.
 
-    In: the text as told; `tags` configured by the operator; `leads` of document templates; `learned`: digests of the
-    skeletons of lines known to change.  Every line of the text is in the head or in a block; linear in time.
+    In: the text as told; `tags` configured by the operator; `leads` of document templates.  Every line of the
+    text is in the head or in a block; linear in time.
     """
     head, blocks = _from_the_end(text, (MEMORY, *tags), leads)
-    head, times, lines = _by_lines(head, learned)
-    if times:
-        blocks.append(block("clock", "\n".join(dict.fromkeys(times))))
-    if lines:
-        blocks.append(block("lines", "\n".join(lines)))
+    head, times = _without_times(head)
+    blocks += times
     return Parted(head, tuple(blocks))
 
 
@@ -80,22 +77,15 @@ def _before(text: str, at: int) -> str:
     return text[: max(0, at - 1)] if text[max(0, at - 1) : at] == "\n" else text[:at]
 
 
-def _by_lines(text: str, learned: frozenset[bytes]) -> tuple[str, list[str], list[str]]:
+def _without_times(text: str) -> tuple[str, list[Block]]:
+    """Return the text without its times, and a block for each line of them: one that stays the same is told once."""
     kept: list[str] = []
-    times: list[str] = []
-    lines: list[str] = []
+    times: list[Block] = []
     timetable = is_timetable(text)
     for line in text.split("\n"):
-        if learned and skeleton_of(line) in learned:
-            lines.append(line)
-            continue
         told = Told(line, ()) if timetable else without_times(line)
         kept.append(told.line)
-        times += told.notes
-    return "\n".join(kept), times, lines
-
-
-def skeleton_of(line: str) -> bytes:
-    """Return the digest of a line with its digits and quoted values masked: what two values of one line share."""
-    masked = "".join("0" if char.isdigit() else char for char in line)
-    return digest(encoded(masked))
+        if told.notes:
+            kind = "clock:" + digest(encoded(told.line)).hex()[:8]
+            times.append(block(kind, "\n".join(dict.fromkeys(told.notes))))
+    return "\n".join(kept), times

@@ -6,12 +6,14 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
+from proxy.core.past import Outcome
 from proxy.core.reject import Reject
 from proxy.downstream.auth import require_admin
 from proxy.downstream.body import read_body
 from proxy.downstream.errors import json_response
 from proxy.downstream.middlewares import expect_body
 from proxy.downstream.origin import refuse_foreign_pages
+from proxy.explaining import described
 from proxy.state import CALLER, STATE, State
 from proxy.store import SessionInfo
 
@@ -40,6 +42,9 @@ class SessionTable(Protocol):
     async def stored(self) -> Sequence[SessionInfo]:
         """Describe those that are only in the store: a restart brought nobody back to them yet."""
 
+    def exchanges(self, id: str, /) -> Sequence[Outcome]:
+        """Return what became of the last exchanges of a live one, oldest first."""
+
     async def clear(self, *, id: str | None = None, everything: bool = False) -> int:
         """Forget one session, all, or (neither given) the expired ones; return how many there were."""
 
@@ -59,6 +64,8 @@ async def clear(request: web.Request) -> web.Response:
     table: SessionTable = state.sessions
     session = wanted.get("session")
     answer: dict[str, object] = {"status": "success"}
+    if wanted:
+        state.last_texts.clear()  # those of other sessions too: they only make an explanation more exact
     answer["cleared"] = await table.clear(
         id=session if isinstance(session, str) else None, everything=wanted.get("all") is True
     )
@@ -77,13 +84,13 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 
 async def get_session(request: web.Request) -> web.Response:
-    """Describe one session; raises Reject 404 if it is not known."""
+    """Describe one session, its last exchanges with it; raises Reject 404 if it is not known."""
     table: SessionTable = _admitted(request).sessions
     id = request.match_info["id"]
     info = table.get(id) or next((each for each in await table.stored() if each.id == id), None)
     if info is None:
         raise Reject(404, "There is no session with this id.", code="not_found")
-    return json_response(as_json(info))
+    return json_response({**as_json(info), "exchanges": [described(each) for each in table.exchanges(id)]})
 
 
 def as_json(info: SessionInfo) -> dict[str, object]:

@@ -1,11 +1,13 @@
 """From what vLLM answered in one piece to what a client can read: JSON, and errors always with a sentence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
+from multidict import CIMultiDict
 
 from proxy.core.reject import error_body
-from proxy.core.sse import EventScanner
+from proxy.core.sse import DONE, EventScanner
 
 _SHORT = 500  # characters of a foreign error's sentence
 
@@ -35,6 +37,33 @@ def plain_answer(status: int, content_type: str, body: bytes) -> Plain:
     if content_type != "text/event-stream" and _has_sentence(body):
         return Plain(status, body, kind)
     return _own(status, _sentence(body) or f"The model server answered with status {status} and no message.", kind)
+
+
+def empty_answer(
+    model: str, rest: Mapping[str, object], *, chat: bool, id: str, created: int
+) -> tuple[CIMultiDict[str], Plain | None, bytes]:  # fmt: skip
+    """Return headers, whole answer or stream of a completion that says nothing, in vLLM's shape.
+
+    SDKs take it for what it is and do not ask again; Open WebUI shows no suggestion.
+    """
+    headers = CIMultiDict({"x-should-retry": "false"})
+    usage = {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0}
+    head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{id}", "created": created, "model": model}
+    streams = rest.get("stream") is True
+    kind = ("chat.completion.chunk" if streams else "chat.completion") if chat else "text_completion"
+    message = {"role": "assistant", "content": ""}
+    said: dict[str, object] = {"delta" if streams else "message": message} if chat else {"text": ""}
+    choice = {"index": 0, **said, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    body = {**head, "object": kind, "choices": [choice]}
+    if not streams:
+        headers["Content-Type"] = "application/json"
+        return headers, Plain(200, orjson.dumps({**body, "usage": usage})), b""
+    headers["Content-Type"] = "text/event-stream; charset=utf-8"
+    events = [body]
+    options = rest.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage") is True:
+        events.append({**head, "object": kind, "choices": [], "usage": usage})
+    return headers, None, b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + DONE
 
 
 def _own(status: int, message: str, failure: str) -> Plain:

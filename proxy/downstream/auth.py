@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from proxy.config import Config, Key
+from proxy.core.rates import Limit
 from proxy.core.reject import Reject
 
 # Headers by which another proxy on this machine tells that the caller is somewhere else.
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
+
+
+NO_LIMIT = Limit("key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Caller:
     trusted: bool  # its identity headers count
     admin: bool  # may call /v1/internal/*
     max_output_tokens: int | None = None  # its own cap in place of lengths.max_output_tokens
+    limit: Limit = NO_LIMIT
 
 
 LOCAL = Caller("local", authenticated=False, trusted=True, admin=True)
@@ -64,7 +69,8 @@ def authenticate(request: web.Request, config: Config) -> Caller:
     key = _find(config.keys, token)
     if key is None:
         raise _unauthorized("The API key is not known to this proxy.")
-    return Caller(key.name, True, key.trusted, key.admin, key.max_output_tokens)
+    limit = Limit("key", key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+    return Caller(key.name, True, key.trusted, key.admin, key.max_output_tokens, limit)
 
 
 def require_admin(caller: Caller) -> None:
@@ -98,6 +104,8 @@ def _is_local(request: web.Request) -> bool:
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     if not isinstance(peer, tuple) or any(name in request.headers for name in _FORWARDED):
         return False
+    if peer[0] == "127.0.0.1":
+        return True
     try:
         address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     except ValueError:

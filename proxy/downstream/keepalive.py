@@ -2,17 +2,26 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Protocol
 
 from aiohttp import web
 
 from proxy.aio import Tasks
-from proxy.core.sse import KEEP_ALIVE, EventGate
+from proxy.core.sse import KEEP_ALIVE
+
+
+class Boundary(Protocol):
+    """Who knows how far a stream has come."""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether what was written ends between two events."""
 
 
 class KeepAlive:
     """Watches one stream: whoever writes sets `last` and `writing`, two assignments a chunk; a timer does the rest."""
 
-    def __init__(self, response: web.StreamResponse, gate: EventGate, tasks: Tasks, seconds: float) -> None:
+    def __init__(self, response: web.StreamResponse, gate: Boundary, tasks: Tasks, seconds: float) -> None:
         """`seconds` of silence bring a comment; 0 turns it off."""
         self._response = response
         self._gate = gate

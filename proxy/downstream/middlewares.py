@@ -17,8 +17,9 @@ from proxy.metrics import LEFT, ROUTES, UNMATCHED
 from proxy.state import CALLER, OUTCOME, RECEIVED_AT, REQUEST_ID, STARTED, STATE
 from proxy.upstream.headers import request_id
 
-# Served without a key, since an orchestrator has none, also in a drain, and not logged.  /metrics has its own rule.
-_OPEN = frozenset({"/health", "/ready", "/metrics"})
+# Served without a key, since an orchestrator has none, also in a drain, and not logged.  /metrics has its own rule,
+# the status page at / asks for a key itself.
+_OPEN = frozenset({"/health", "/ready", "/metrics", "/"})
 # Their exchanges are logged by the relay, with model, tokens and trail.
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 

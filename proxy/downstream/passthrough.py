@@ -6,6 +6,7 @@ from aiohttp import ClientError, ClientResponse, web
 
 from proxy.core.reject import Reject
 from proxy.downstream.body import read_body
+from proxy.downstream.entering import entered
 from proxy.downstream.errors import after_start, json_response, upstream_error_body
 from proxy.rewriting import OUTPUT_FIELD, prepare_other
 from proxy.state import CALLER, OUTCOME, REQUEST_ID, STARTED, STATE
@@ -42,6 +43,15 @@ async def _exchange(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, limit_bytes, seconds=limits.body_seconds)
     if request.path in OUTPUT_FIELD:
         body = await prepare_other(state, request[CALLER], request.headers, body, request.path)
+    with entered(request) as guest:
+        if request.path in _SMALL:
+            return await _forwarded(request, body)
+        async with state.admission.place(guest.tenant, task=False):
+            return await _forwarded(request, body)
+
+
+async def _forwarded(request: web.Request, body: bytes) -> web.StreamResponse:
+    state = request.app[STATE]
     headers = upstream_headers(
         request.headers, request_id=request[REQUEST_ID], api_key=state.config.upstream.api_key
     )  # fmt: skip

@@ -56,6 +56,10 @@ class Presence:
             watch.task.cancel()
         return len(watched)
 
+    def requests(self) -> list[web.Request]:
+        """Return the requests of all exchanges in flight."""
+        return [watch.request for watch in self._watched]
+
     def __len__(self) -> int:
         return len(self._watched)
 

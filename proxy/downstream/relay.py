@@ -2,35 +2,30 @@
 
 import asyncio
 import logging
-from contextlib import suppress
+import time
 from dataclasses import dataclass, field
 from functools import partial
 
 import aiohttp
-import orjson
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from proxy import logs
 from proxy.core.meter import Meter
-from proxy.core.reject import error_body
+from proxy.core.reject import Reject
 from proxy.core.sse import DONE, EventGate, UsageFilter
 from proxy.downstream.answers import plain_answer
+from proxy.downstream.failures import DRAINED, EVENTS, MAX_ANSWER_BYTES, POKE, error_event, left_over
 from proxy.downstream.keepalive import KeepAlive
 from proxy.downstream.presence import Watch
 from proxy.metrics import LEFT
+from proxy.recorder import Recorded
 from proxy.rewriting import Prepared
 from proxy.state import CALLER, OUTCOME, RECEIVED_AT, REQUEST_ID, State
 from proxy.upstream.client import UpstreamFailure, failure_of, read_whole
 from proxy.upstream.headers import downstream_headers, upstream_headers
 
 log = logging.getLogger("proxy.relay")
-
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-_EVENTS = "text/event-stream"
-# Kinds of failure that may mean that vLLM has gone or come back.
-_POKE = frozenset({"connect", "timeout", "cut", "status_5xx"})
-_DRAINED = UpstreamFailure("drained", 503, "The proxy is stopping and had to end this answer. Try again in a moment.")
 
 
 @dataclass(eq=False, slots=True)
@@ -47,11 +42,19 @@ class Exchange:
     outcome: str = "failed"  # until something better is known
     response: web.StreamResponse | None = None  # once its head is out
     status: int = LEFT
+    tenant: str = ""
+    task: bool = False
+    counts: bool = True  # what the run cost is counted with this one
+    received: bytes = b""  # the body, kept for the recorder alone
+    sent: bytes = b""
 
     async def run(self) -> web.StreamResponse:
         """Forward, relay, record; raise Reject where there is no answer to relay."""
         try:
             return await self._answer()
+        except Reject as reject:  # no place was free
+            self.outcome, self.status = "rejected", reject.status
+            raise
         except UpstreamFailure as failure:
             self._failed(failure.kind)
             self.status = failure.status
@@ -60,7 +63,7 @@ class Exchange:
             self._left(by_client=self.watch.gone)
             if self.watch.drained and self.response is None:
                 asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this runs in a task
-                raise _DRAINED.reject() from None
+                raise DRAINED.reject() from None
             raise
         except ConnectionError:
             self._left(by_client=True)
@@ -72,6 +75,10 @@ class Exchange:
     async def _answer(self) -> web.StreamResponse:
         metrics, loop = self.state.metrics, asyncio.get_running_loop()
         metrics.observe_overhead(loop.time() - self.request[RECEIVED_AT])
+        async with self.state.admission.place(self.tenant, task=self.task):
+            return await self._exchanged()
+
+    async def _exchanged(self) -> web.StreamResponse:
         answer = await self._forward(self.prepared.body)
         try:
             if answer.status == 400 and (fallback := self.prepared.fallback()) is not None:
@@ -79,7 +86,7 @@ class Exchange:
                 answer = await self._forward(fallback)
                 if answer.status < 400:
                     self.prepared.fell_back()
-            if answer.status == 200 and answer.content_type == _EVENTS:
+            if answer.status == 200 and answer.content_type == EVENTS:
                 return await self._relay_stream(answer)
             return await self._relay_plain(answer)
         finally:
@@ -87,7 +94,7 @@ class Exchange:
             answer.close()
 
     async def _forward(self, body: bytes) -> aiohttp.ClientResponse:
-        request = self.request
+        request, self.sent = self.request, body
         headers = upstream_headers(
             request.headers, request_id=request[REQUEST_ID], api_key=self.state.config.upstream.api_key
         )  # fmt: skip
@@ -125,7 +132,7 @@ class Exchange:
             if not self.watch.drained or self.watch.gone:
                 raise
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this runs in a task
-            failure = _DRAINED
+            failure = DRAINED
         finally:
             pulse.stop()
         await self._end_stream(response, gate, failure)
@@ -141,7 +148,7 @@ class Exchange:
                 chunk = await content.readany()
             except (aiohttp.ClientError, TimeoutError) as error:
                 failure = failure_of(error)
-                chunk = _left_over(content)
+                chunk = left_over(content)
             if not chunk:
                 break
             ready = gate.feed(chunk)
@@ -163,9 +170,9 @@ class Exchange:
             rest, failure = gate.close(), None
         else:
             # What is held back is half an event, and stays here.
-            rest = (b"\n\n" if gate.half_sent else b"") + _error_event(failure) + DONE
+            rest = (b"\n\n" if gate.half_sent else b"") + error_event(failure) + DONE
         await response.write_eof(rest)
-        if failure is _DRAINED:
+        if failure is DRAINED:
             self.outcome = "drained"
         else:
             self._completed(failure.kind if failure is not None else None)
@@ -185,7 +192,7 @@ class Exchange:
     def _failed(self, kind: str) -> None:
         self.outcome = "upstream_error"
         self.state.metrics.upstream_error(kind)
-        if kind in _POKE:
+        if kind in POKE:
             self.state.models.poke()
 
     def _left(self, *, by_client: bool) -> None:
@@ -207,29 +214,58 @@ class Exchange:
         """The last phase of every exchange, however it ended.  Nothing here may cost the user the answer."""
         self.request[OUTCOME] = self.outcome
         answered = self.meter if self.response is not None or self.outcome == "completed" else None
-        for phase in (partial(self.prepared.record, answered, self.outcome), self._measure):
+        for phase in (partial(self.prepared.record, answered, self.outcome), self._measure, self._write_down):
             try:
                 phase()
             except Exception as error:
                 log.error("record_failed", extra={"error": type(error).__name__})
                 self.state.metrics.step_failed("record")
 
+    def _write_down(self) -> None:
+        """Hand the exchange to the recorder, where there is one."""
+        recorder = self.state.recorder
+        if recorder is None:
+            return
+        request, first = self.request, self.meter.first_token
+        end, now = time.time(), asyncio.get_running_loop().time()
+        recorder.take(
+            Recorded(
+                at=end - (now - request[RECEIVED_AT]),
+                method=request.method,
+                path=request.path,
+                headers=recorder.headers(request.headers),
+                body=self.received,
+                sent=self.sent,
+                first_at=None if first is None else end - (now - first),
+                end_at=end,
+                status=self.status,
+                outcome=self.outcome,
+                model=self.model if self.model in self.state.models.known() else "",
+                trail=self.prepared.trail,
+                usage=self.meter.usage,
+            )
+        )
+
+    def _first_at(self) -> float | None:
+        """Return when the client had its first token, in the loop's seconds."""
+        return self.meter.first_token if self.response is not None else None
+
     def _measure(self) -> None:
         metrics, meter, begun = self.state.metrics, self.meter, self.request[RECEIVED_AT]
-        seconds = asyncio.get_running_loop().time() - begun
-        first = None
-        if self.response is not None and meter.first_token is not None:
-            first = meter.first_token - begun
-            metrics.observe_first_token(first)
-            metrics.observe_gaps(meter.gaps)
+        seconds, first_at = asyncio.get_running_loop().time() - begun, self._first_at()
+        first = first_at - begun if first_at is not None else None
+        if first is not None:
+            metrics.observe_first_token(first, meter.usage)
         if self.outcome == "completed":
             metrics.observe_end_to_end(seconds)
         tokens: dict[str, int | None] = {}
-        if (usage := meter.usage) is not None:
+        if self.counts and (usage := meter.usage) is not None:
             prompt, cached, written = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
             metrics.tokens(self.model, prompt=prompt, cached=cached or 0, generated=written)
             tokens = {"prompt": prompt, "cached": cached, "completion": written}
-        metrics.trail(self.prepared.trail)
+        if self.counts:
+            metrics.observe_gaps(meter.gaps if self.response is not None else ())
+            metrics.trail(self.prepared.trail)
         logs.access(
             request_id=self.request[REQUEST_ID],
             route=self.request.path,
@@ -242,15 +278,3 @@ class Exchange:
             first_token_seconds=first,
             caller=self.request[CALLER].name,
         )
-
-
-def _error_event(failure: UpstreamFailure) -> bytes:
-    body = error_body(failure.message, kind="server_error", code=failure.status)
-    return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-def _left_over(content: aiohttp.StreamReader) -> bytes:
-    """Return what came before the connection broke and was not read yet; aiohttp raises first and would drop it."""
-    with suppress(Exception):
-        return content._read_nowait(-1)
-    return b""

@@ -82,7 +82,9 @@ def storable(row: SessionRow) -> bool:
     """Say whether the schema takes this row; one that it refuses would hold up every row of its batch."""
     return (
         len(row.key.tenant) == len(row.key.chat) == DIGEST_BYTES
-        and all(math.isfinite(value) for value in (row.created, row.last_seen, row.expires))
+        and math.isfinite(row.created)
+        and math.isfinite(row.last_seen)
+        and math.isfinite(row.expires)
         and 0 <= row.turns <= _MAX_INTEGER
         and 0 <= row.cut <= _MAX_INTEGER
         and row.size_bytes <= MAX_ROW_BYTES

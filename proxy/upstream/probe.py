@@ -1,6 +1,7 @@
 """What the served chat template accepts, asked once a model through vLLM's /tokenize."""
 
 import asyncio
+import time
 
 from proxy.aio import Tasks
 from proxy.core.draft import Template
@@ -12,6 +13,8 @@ _B = {"role": "user", "content": "Which river is long?"}
 _C = {"role": "assistant", "content": "The Nile is."}
 _D = {"role": "system", "content": "quartz nimbus zebra"}
 _E = {"role": "user", "content": "And which is wide?"}
+_THOUGHT = {"role": "assistant", "content": "<think>\nquartz nimbus zebra\n</think>\n\nThe Nile is."}
+RETRY_SECONDS = 30.0
 
 
 class Templates:
@@ -22,6 +25,8 @@ class Templates:
         self._known: dict[str, tuple[int, Template]] = {}
         self._asking: dict[str, asyncio.Task[object]] = {}
         self._refused: dict[str, int] = {}
+        self._priority: dict[str, tuple[int, bool]] = {}
+        self._silent_until: dict[str, float] = {}  # vLLM did not answer the probe, in monotonic seconds
 
     async def get(self, model: str) -> Template:
         """Return what `model` accepts; asks on first use and after vLLM was found anew, and waits a second at most."""
@@ -30,7 +35,7 @@ class Templates:
         known = self._known.get(model)
         if known is not None and known[0] == self._models.generation:
             return known[1]
-        if not model:
+        if not model or self._silent_until.get(model, 0.0) > time.monotonic():
             return Template()
         task = self._asking.get(model)
         if task is None:
@@ -38,6 +43,16 @@ class Templates:
         await asyncio.wait((task,), timeout=WAIT_SECONDS)
         known = self._known.get(model)
         return known[1] if known is not None else Template()
+
+    async def takes_priority(self, model: str) -> bool:
+        """Return whether vLLM takes a `priority` for `model`; asked once, when the first task comes."""
+        known = self._priority.get(model)
+        if known is None or known[0] != self._models.generation:
+            if model not in self._models.known():
+                return False
+            known = self._models.generation, await self._vllm.takes_priority(model)
+            self._priority[model] = known
+        return known[1]
 
     def refuse(self, model: str) -> None:
         """Note that vLLM refused what was made for `model`: no text moves until vLLM is found anew."""
@@ -51,11 +66,25 @@ class Templates:
     async def _ask(self, model: str) -> None:
         generation = self._models.generation
         try:
-            in_place = await self._in_place(model)
-            in_a_row = await self._tokens(model, [_A, _B, _E]) is not None
-            self._known[model] = generation, Template(in_place, in_a_row)
+            if not await self._tokens(model, [_A, _B, _C]):
+                self._silent_until[model] = time.monotonic() + RETRY_SECONDS
+                return
+            self._known[model] = (
+                generation,
+                Template(
+                    await self._in_place(model),
+                    await self._tokens(model, [_A, _B, _E]) is not None,
+                    await self._thinks_in_history(model),
+                ),
+            )
         finally:
             self._asking.pop(model, None)
+
+    async def _thinks_in_history(self, model: str) -> bool:
+        """Say whether a think block of an earlier reply is rendered: Qwen3's own template leaves it out."""
+        told = await self._tokens(model, [_A, _B, _THOUGHT, _E])
+        without = await self._tokens(model, [_A, _B, _C, _E])
+        return bool(told and without) and len(told or ()) >= len(without or ()) + 3
 
     async def _in_place(self, model: str) -> bool:
         """Say whether a system message in the middle is rendered there: each prompt begins with the shorter one."""

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,11 +16,16 @@ POLL_SECONDS = 2.0
 # How soon after a poll another one may be asked for out of turn, when there is a sign that vLLM came or went.
 POKE_SECONDS = 1.0
 HEALTH_SECONDS = 1.0
+USAGE_SECONDS = 5.0
+CROWDED_SHARE = 0.8
 TOKENIZE_SECONDS = 10.0
 # vLLM tokenises on the event loop that serves everyone: 6 MB were seen to hold it up for nine seconds.
 TOKENIZE_BYTES = 1024 * 1024
 _ANSWER_BYTES = 32 * 1024 * 1024
+_KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}\n]{0,8000}\})? ([0-9.e+-]{1,24})$", re.MULTILINE)
 _BLOCK_SIZE = re.compile(rb'^vllm:cache_config_info\{(?:[^}\n]{0,8000},)?block_size="(\d{1,6})"', re.MULTILINE)
+_STARTED = re.compile(rb"^process_start_time_seconds ([0-9.e+]{1,24})", re.MULTILINE)
+_COUNT = re.compile(rb'\{\s*"count"\s*:\s*(\d{1,12})\s*[,}]')
 
 
 class Fetch(Protocol):
@@ -57,6 +62,12 @@ def parse_block_size(metrics: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
+def parse_kv_usage(metrics: bytes) -> float | None:
+    """Return the share of vLLM's KV cache that live requests hold (0 to 1), the fullest engine's; None if not told."""
+    found = [float(value) for value in _KV_USAGE.findall(metrics)]
+    return max(found, default=None)
+
+
 class Models:
     """vLLM's model list: asked for in the background, kept while vLLM is away."""
 
@@ -71,6 +82,10 @@ class Models:
         self._failed = False
         self.block_size: int | None = None  # tokens
         self.generation = 0  # how often vLLM was found anew: what was learned about it earlier may be wrong now
+        # What watches over vLLM's process puts its knowledge in here: one of proxy.metrics.RESTART_CAUSES.
+        self.restart_cause: Callable[[], str] = lambda: "unknown"
+        self.on_restart: Callable[[str], None] = lambda cause: None
+        self._started: bytes | None = None  # when vLLM's process began, as it tells it
 
     async def run(self) -> None:
         """Ask once per interval, for ever."""
@@ -104,7 +119,14 @@ class Models:
 
     async def _ask_block_size(self) -> None:
         answer = await self._fetch("GET", "/metrics", seconds=POLL_SECONDS, limit_bytes=_ANSWER_BYTES)
-        self.block_size = parse_block_size(answer[2]) if answer is not None and answer[0] == 200 else None
+        told = answer[2] if answer is not None and answer[0] == 200 else b""
+        self.block_size = parse_block_size(told)
+        started = _STARTED.search(told)
+        if started is None:
+            return
+        if self._started is not None and started[1] != self._started:
+            self.on_restart(self.restart_cause())
+        self._started = started[1]
 
     async def get(self, *, wait_seconds: float) -> ModelList | None:
         """Return the last list at once; without one wait for the poll that runs, at most `wait_seconds`."""
@@ -129,6 +151,11 @@ class Models:
         """Return how many tokens prompt and answer of `model` may have together, None if unknown."""
         return self._list.max_model_len.get(model) if self._list else None
 
+    def identity(self, model: str) -> object:
+        """Return what tells a model from another that was served under the same name; None if it is not known."""
+        told = self._list.models.get(model) if self._list else None
+        return None if told is None else (told.get("root"), told.get("parent"), told.get("max_model_len"))
+
 
 class Vllm:
     """The other questions to vLLM."""
@@ -139,6 +166,8 @@ class Vllm:
         self._check: asyncio.Task[object] | None = None
         self._checked_at = -1e9
         self._well = False
+        self._usage: float | None = None
+        self._used_at = -1e9
 
     async def healthy(self) -> bool:
         """Return whether vLLM says that it is well; asked at most once a second, however many want to know."""
@@ -149,12 +178,40 @@ class Vllm:
         await asyncio.wait((self._check,))
         return self._well
 
+    @property
+    def crowded(self) -> bool:
+        """Whether live requests fill so much of vLLM's KV cache that what was cached may be gone; asks anew for next time.
+
+        vLLM's gauge lags by an engine step, so that a figure of some seconds ago is as good.
+        """
+        if time.monotonic() - self._used_at > USAGE_SECONDS:
+            self._used_at = time.monotonic()
+            self._tasks.spawn(self._ask_usage(), name="kv-usage")
+        return self._usage is not None and self._usage >= CROWDED_SHARE
+
+    async def _ask_usage(self) -> None:
+        answer = await self._fetch("GET", "/metrics", seconds=POLL_SECONDS, limit_bytes=_ANSWER_BYTES)
+        self._usage = parse_kv_usage(answer[2]) if answer is not None and answer[0] == 200 else None
+
     async def _ask_health(self) -> None:
         try:
             answer = await self._fetch("GET", "/health", seconds=POLL_SECONDS, limit_bytes=_ANSWER_BYTES)
             self._well = answer is not None and answer[0] == 200
         finally:
             self._check, self._checked_at = None, time.monotonic()
+
+    async def count(self, raw: bytes, *, seconds: float) -> tuple[int, int | None]:
+        """Return the status of /tokenize for the body `raw` (0: no answer in `seconds`) and how many tokens it made."""
+        answer = await self._fetch("POST", "/tokenize", body=raw, seconds=seconds, limit_bytes=_ANSWER_BYTES)
+        if answer is None:
+            return 0, None
+        if answer[0] != 200:
+            return answer[0], None
+        # The ids of all tokens come after it: a number for each, which nobody here wants parsed.
+        if (found := _COUNT.match(answer[2])) is not None:
+            return 200, int(found[1])
+        count = _object(answer[2]).get("count")
+        return 200, count if isinstance(count, int) else None
 
     async def tokenize(self, body: Mapping[str, object]) -> int | None:
         """Return how many tokens `body` (as for /tokenize) makes; None if it is too large or vLLM will not say."""
@@ -166,6 +223,14 @@ class Vllm:
         found = (await self._tokenized(body)).get("tokens")
         return found if isinstance(found, list) and found else None
 
+    async def takes_priority(self, model: str) -> bool:
+        """Say whether vLLM takes a `priority` (0.32 ignores it under fcfs, older ones refuse it); costs a token."""
+        raw = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1, "priority": 1})
+        answer = await self._fetch(
+            "POST", "/v1/completions", body=raw, seconds=TOKENIZE_SECONDS, limit_bytes=_ANSWER_BYTES
+        )
+        return answer is not None and answer[0] == 200
+
     async def _tokenized(self, body: Mapping[str, object]) -> Mapping[str, object]:
         raw = orjson.dumps(body)
         if len(raw) > TOKENIZE_BYTES:
@@ -173,10 +238,12 @@ class Vllm:
         answer = await self._fetch(
             "POST", "/tokenize", body=raw, seconds=TOKENIZE_SECONDS, limit_bytes=_ANSWER_BYTES
         )  # fmt: skip
-        if answer is None or answer[0] != 200:
-            return {}
-        try:
-            found = orjson.loads(answer[2])
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _object(answer[2]) if answer is not None and answer[0] == 200 else {}
+
+
+def _object(raw: bytes) -> Mapping[str, object]:
+    try:
+        found = orjson.loads(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,4 +1,7 @@
-"""The command line: `prefix-proxy COMMAND`.  Each command is a module with `add_arguments(parser)` and `run(args)`."""
+"""The command line: `prefix-proxy COMMAND`.  Each command is a module with `add_arguments(parser)` and `run(args)`.
+
+One that declares `TAKES_REST` finds in `args.rest` what stands after `--`.
+"""
 
 import argparse
 import importlib
@@ -24,6 +27,12 @@ COMMANDS = {
     "config": Command("proxy.commands.config", "print the settings in force and where each comes from"),
     "keys": Command("proxy.commands.keys", "make a client key and print it with its [[keys]] table"),
     "sessions": Command("proxy.commands.sessions", "list or clear the remembered sessions"),
+    "template": Command("proxy.commands.template", "check whether a chat template keeps the prefix of a growing chat"),
+    "explain": Command("proxy.commands.explain", "say where the requests of a recording leave the prompt before them"),
+    "doctor": Command("proxy.commands.doctor", "check a running vLLM and Open WebUI, and say what mends them"),
+    "plan": Command("proxy.commands.plan", "say what of a model fits on a card, and with which flags of vLLM"),
+    "bench": Command("proxy.commands.bench", "measure what Open WebUI does, straight at vLLM and through the proxy"),
+    "up": Command("proxy.commands.up", "start vLLM and the proxy before it, and keep both running"),
     "demo": Command("proxy.commands.demo", "play a chat against a real vLLM, with and without the proxy"),
 }
 
@@ -44,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     # Only the module of the chosen command is imported: `keys` needs no aiohttp server, `serve` no demo.
     module = _load(COMMANDS[chosen].module) if chosen in COMMANDS else None
+    words, rest = _split(words) if hasattr(module, "TAKES_REST") else (words, [])
     args = _parser(chosen, module).parse_args(words)
+    args.rest = rest
     if module is None:
         return BAD_USE
     try:
@@ -54,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_USE
     except KeyboardInterrupt:
         return 130
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before and after the first `--`: another program's flags, which ours must not read."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _parser(chosen: str | None, module: CommandModule | None) -> argparse.ArgumentParser:

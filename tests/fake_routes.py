@@ -8,6 +8,7 @@ from aiohttp import web
 
 from tests.fake_engine import Refused, render
 from tests.fake_faults import SEEN
+from tests.fake_metrics import exposition
 from tests.fake_replies import DONE, event
 
 if TYPE_CHECKING:
@@ -72,25 +73,17 @@ class _SmallRoutes:
         return web.Response()
 
     async def metrics(self, request: web.Request) -> web.Response:
-        fake, label = self.fake, f'{{engine="0",model_name="{self.fake.rules.model}"}}'
-        blocks = 1000
-        lines = [
-            "# TYPE vllm:num_requests_running gauge",
-            f"vllm:num_requests_running{label} {fake.live}.0",
-            "# TYPE vllm:num_requests_waiting gauge",
-            f"vllm:num_requests_waiting{label} 0.0",
-            "# TYPE vllm:kv_cache_usage_perc gauge",
-            f"vllm:kv_cache_usage_perc{label} 0.0",
-            "# TYPE vllm:prefix_cache_queries counter",
-            f"vllm:prefix_cache_queries_total{label} {fake.queries}.0",
-            "# TYPE vllm:prefix_cache_hits counter",
-            f"vllm:prefix_cache_hits_total{label} {fake.hits}.0",
-            "# TYPE vllm:cache_config_info gauge",
-            f'vllm:cache_config_info{{block_size="{fake.block_size}",enable_prefix_caching="True",engine="0",'
-            f'kv_cache_size_tokens="{blocks * fake.block_size}",num_gpu_blocks="{blocks}",'
-            'prefix_caching_hash_algo="sha256"} 1.0',
-        ]
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        fake = self.fake
+        text = exposition(
+            fake.gauges,
+            fake.generations,
+            model=fake.rules.model,
+            live=fake.live,
+            queries=fake.queries,
+            hits=fake.hits,
+            block_size=fake.block_size,
+        )
+        return web.Response(text=text, content_type="text/plain")
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = _parse(request)

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tests.fake_engine import PrefixCache, Refused, Rules, Vocabulary, check, check_chat, render, room
 from tests.fake_faults import SEEN, Seen, break_off, forever, write_raw
+from tests.fake_metrics import Gauges
 from tests.fake_replies import Drop, Raw, Reply, Scripted, Writer
 from tests.fake_routes import add_small_routes
 
@@ -36,7 +37,9 @@ class FakeVllm:
     replies: deque[Scripted] = field(default_factory=deque)
     reply_to: Callable[[dict[str, Any]], Scripted | None] | None = None
     answers: dict[str, Scripted] = field(default_factory=dict)  # by path, for the routes that generate nothing
+    generation_end: str = ""  # what the template puts at a prompt's end and leaves out of the history (Qwen3)
     drop_reused: int = 0  # so many next generations on a reused connection find it closed
+    gauges: Gauges = field(default_factory=Gauges)  # what /metrics says of the engine's state
     seen: list[Seen] = field(default_factory=list)
     live: int = 0  # generations under way
     port: int = 0
@@ -182,7 +185,7 @@ class FakeVllm:
             check_chat(body, self.rules)
         if not self.count_tokens:
             return self.rules.max_model_len
-        prompt = render(body) if chat else body.get("prompt", "")
+        prompt = render(body) + self.generation_end if chat else body.get("prompt", "")
         seen.tokens = self.vocabulary.encode(prompt) if isinstance(prompt, str) else prompt
         seen.prompt = prompt if isinstance(prompt, str) else self.vocabulary.decode(prompt)
         limit = room(seen.n, body, self.rules)

@@ -1,4 +1,4 @@
-"""A program that takes vLLM's command line and is the fake vLLM: what the demo's tests start in its place."""
+"""A program that takes vLLM's command line and is the fake vLLM: what the tests of `demo` and `up` start in its place."""
 
 import asyncio
 import sys
@@ -15,8 +15,10 @@ from tests.fake_vllm import FakeVllm
 async def main(arguments: list[str]) -> None:
     """Serve until interrupted."""
     given = dict(pairwise(arguments))
-    fake = FakeVllm(rules=Rules(model=given["--served-model-name"]), block_size=int(given["--block-size"]))
-    fake.port = int(given["--port"])
+    model = given.get("--served-model-name") or given["serve"]
+    fake = FakeVllm(rules=Rules(model=model), block_size=int(given.get("--block-size", 16)))
+    fake.unix_path = Path(given["--uds"]) if "--uds" in given else None
+    fake.port = int(given.get("--port", 0))
     fake.default = Reply(text="The morning group is the right one for you, because it rides slowly and waits for all.")
     await fake.start()
     await asyncio.Event().wait()

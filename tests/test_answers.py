@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.downstream.answers import plain_answer
+from proxy.downstream.answers import empty_answer, plain_answer
 
 JSON = "application/json"
 GOOD = b'{"id":"x","choices":[]}'
@@ -73,3 +73,20 @@ def test_any_other_error_gets_the_right_shape(status: int, content_type: str, bo
     got, failure, said = told(status, content_type, body)
     assert (got, failure) == (status, "status_4xx" if status < 500 else "status_5xx")
     assert said == (message or f"The model server answered with status {status} and no message.")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_empty_answer_has_the_shape_of_a_full_one(chat: bool, streams: bool) -> None:
+    """As vLLM writes it, so that every SDK takes it; usage where the client asked for it."""
+    rest = {"stream": streams, "stream_options": {"include_usage": True}}
+    headers, plain, stream = empty_answer("m", rest, chat=chat, id="x", created=7)
+    events = [json.loads(line[6:]) for line in stream.decode().split("\n\n")[:-2]] if streams else []
+    bodies = events if plain is None else [json.loads(plain.body)]
+    kind = "chat.completion" + (".chunk" if streams else "") if chat else "text_completion"
+    assert {body["object"] for body in bodies} == {kind} and {body["created"] for body in bodies} == {7}
+    choice = bodies[0]["choices"][0]
+    said = (choice["delta"] if streams else choice["message"])["content"] if chat else choice["text"]
+    assert (said, choice["finish_reason"]) == ("", "stop")
+    assert bodies[-1]["usage"]["completion_tokens"] == 0 and len(bodies) == (2 if streams else 1)
+    assert stream.endswith(b"data: [DONE]\n\n") == streams and headers["x-should-retry"] == "false"

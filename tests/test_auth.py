@@ -24,7 +24,7 @@ def _app(config: Config) -> web.Application:
             caller = authenticate(request, config)
         except Reject as reject:
             return web.json_response(reject.body() | {"status": reject.status, "headers": dict(reject.headers)})
-        return web.json_response({name: getattr(caller, name) for name in caller.__slots__})
+        return web.json_response({name: getattr(caller, name) for name in caller.__slots__ if name != "limit"})
 
     app = web.Application()
     app.router.add_get("/{path:.*}", who)

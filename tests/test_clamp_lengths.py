@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.clamp_lengths import clamp_lengths, hint, limit_of, whole
+from proxy.core.clamp_lengths import clamp_lengths, ended_at, given_limit, hint, limit_of, whole
 from proxy.core.draft import Draft, Facts, Lengths
 from proxy.core.ledger import Ledger
+from proxy.core.meter import Meter
 from proxy.core.reject import Reject
 
 
@@ -101,3 +102,46 @@ def test_what_needs_no_change_is_the_same_draft() -> None:
     draft = Draft((), (), {"max_tokens": 5})
     assert clamp_lengths(draft, facts) is draft
     assert limit_of(Lengths()) is None
+
+
+@pytest.mark.parametrize("rest", [{}, {"max_tokens": 900}])
+def test_an_exact_count_of_the_prompt_lowers_the_limit_to_the_room(rest: dict[str, Any]) -> None:
+    """An upper bound alone does not: it would cut answers that have room."""
+    facts = Facts(frozenset(), Ledger(0), lengths=Lengths(950, None, 1000))
+    for exact, expected in ((True, 200), (False, rest.get("max_tokens", 950))):
+        draft = Draft((), (), rest, counted=800, exact=exact)
+        assert clamp_lengths(draft, facts).rest["max_tokens"] == expected
+    full = Draft((), (), rest, counted=1000, exact=True)
+    assert clamp_lengths(full, facts).rest["max_tokens"] == 1
+
+
+def test_a_hint_of_the_wrong_type_is_refused_also_where_nobody_uses_it() -> None:
+    """The client should learn of it where it makes the mistake."""
+    with pytest.raises(Reject, match="max_expected_tokens"):
+        clamped({"max_expected_tokens": [], "max_tokens": 5})
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent", "limit"),
+    [
+        ({}, {"max_tokens": 50}, 50),
+        ({"max_tokens": None}, {"max_tokens": 50}, 50),
+        ({"max_tokens": 60}, {"max_tokens": 50}, 50),
+        ({"max_tokens": 60, "max_completion_tokens": 40}, {"max_tokens": 50, "max_completion_tokens": 40}, None),
+        ({"max_tokens": 50.0}, {"max_tokens": 50.0}, None),
+        ({}, {}, None),
+    ],
+)
+def test_our_limit_is_told_from_the_clients(asked: dict[str, Any], sent: dict[str, Any], limit: int | None) -> None:
+    """By the field that holds."""
+    assert given_limit(asked, sent, ("max_completion_tokens", "max_tokens")) == limit
+
+
+def test_an_answer_ended_at_our_limit_only_if_it_reached_it() -> None:
+    """A full context ends answers too, and that is nobody's setting."""
+    meter = Meter()
+    assert not ended_at(5, meter)
+    meter.feed(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n', 0.0)
+    assert ended_at(5, meter) and not ended_at(None, meter)
+    meter.feed(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\n', 0.0)
+    assert not ended_at(5, meter) and ended_at(4, meter)

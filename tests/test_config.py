@@ -270,3 +270,17 @@ def test_the_reference_of_settings_is_current() -> None:
     page = Path(__file__).parent.parent / "deploy" / "CONFIG.md"
     assert page.read_text() == markdown()
     assert all(f"### `{spec.path}`" in markdown() for spec in SPECS)
+
+
+@pytest.mark.parametrize("field", ["requests_per_minute", "tokens_per_minute", "concurrent"])
+def test_a_key_may_have_rates_of_its_own(tmp_path: Path, field: str) -> None:
+    """Whole numbers above 0, shown beside its name."""
+    file = tmp_path / "keys.toml"
+    table = f'[[keys]]\nname = "a"\nhash = "{hash_token("sk-a")}"\n'
+    file.write_text(f"{table}{field} = 5\n")
+    (key,) = load_config({"config": str(file)}, {}).keys
+    assert getattr(key, field) == 5
+    for wrong in ("0", "-1", "1.5", "true", '"5"'):
+        file.write_text(f"{table}{field} = {wrong}\n")
+        with pytest.raises(SettingError, match=field):
+            load_config({"config": str(file)}, {})

@@ -14,7 +14,7 @@ from proxy.core.documents import (
     sources_of,
 )
 from proxy.core.draft import DOCUMENT_LEADS
-from tests.strategies import LEAD
+from tests.wire import LEAD
 
 SOURCE = '<source id="1" name="a.txt">The Nile is a river in Africa.</source>'
 INSTRUCTIONS = "### Task:\nRespond to the user query using the provided context. " + "Cite it. " * 40

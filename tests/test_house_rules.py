@@ -28,12 +28,23 @@ CHANGES = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "
 # Modules, or folders of them, whose tests have another name than theirs: which that is, and why.
 TESTED_ELSEWHERE = {
     "proxy/aio.py": "test_app.py",  # a task has no life without an app
+    "proxy/coalesce_metrics.py": "test_flight.py",  # each is counted where it happens
     "proxy/commands/keys.py": "test_commands.py",  # one line of output
     "proxy/config/": "test_config.py",  # one subject: a setting from its declaration to its error message
     "proxy/core/images.py": "test_security.py",  # what counts is that no request with such a URL gets through
+    "proxy/core/last_prompt.py": "test_prefix.py",  # what is kept shows in what is predicted from it
+    "proxy/core/masked.py": "test_prefix.py",  # two functions of a line
+    "proxy/core/past.py": "test_prefix.py",  # a bounded list
+    "proxy/core/prints.py": "test_prefix.py",  # what two fingerprints say is where texts part
+    "proxy/core/template_cases.py": "test_template_check.py",  # conversations
+    "proxy/core/template_cause.py": "test_template_check.py",  # each cause is a verdict of the check
     "proxy/core/reject.py": "test_errors.py",  # a value; what matters is the answer made of it
     "proxy/demo/pins.py": "test_demo_recipe.py",  # constants
     "proxy/downstream/chat.py": "test_relay_bytes.py",  # the order of what other modules do
+    "proxy/downstream/failures.py": "test_relay_failures.py",  # what a client sees of them
+    "proxy/downstream/shared.py": "test_flight.py",  # the run and those who share it show together
+    "proxy/downstream/sharer.py": "test_flight.py",
+    "proxy/offline.py": "test_explain.py",  # what the command prints
     "proxy/state.py": "test_app.py",  # a record without behaviour
     "proxy/store/files.py": "test_store_faults.py",  # what the file goes through
     "proxy/store/keeper.py": "test_store_faults.py",  # what opens the file again when it can be used

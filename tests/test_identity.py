@@ -133,7 +133,8 @@ def test_legacy_function_calling_and_memory_review_are_known_by_their_system_lea
 
 def test_odd_messages_are_no_task() -> None:
     """Nor do they fail."""
-    for content in (None, 3, [], [{"type": "image_url"}], {}):
+    contents: list[Any] = [None, 3, [], [{"type": "image_url"}], {}]
+    for content in contents:
         assert task(content) is None and task("x", system=content) is None
     assert task_of([], {}) is None
     assert task([{"type": "text", "text": TITLE}]) == "title_generation"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.images import check_urls
+from proxy.core.images import check_media, check_urls
 from proxy.core.reject import Reject
 
 DATA = "data:image/png;base64,AAAA"
@@ -78,3 +78,30 @@ def test_what_is_no_url_is_left_to_vllm(value: Any) -> None:
 def test_other_contents_have_no_urls() -> None:
     """Text that speaks of one is text."""
     check_urls([{"role": "user", "content": "http://x/"}, {"role": "user"}, {"role": "user", "content": 3}], ())
+
+
+def deep(value: Any, levels: int) -> Any:
+    """Return a value under so many lists and objects."""
+    for i in range(levels):
+        value = [value] if i % 2 else {"x": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [0, 1, 98])
+@pytest.mark.parametrize("name", ["image_url", "audio_url", "video_url", "file_url"])
+def test_a_source_is_found_wherever_it_stands(name: str, levels: int) -> None:
+    """On the routes whose bodies have other shapes, and without recursion."""
+    for url in ("http://10.0.0.1/", {"url": "file:///x"}):
+        with pytest.raises(Reject) as caught:
+            check_media({"input": deep({name: url}, levels)}, ("ok.example",), 64)
+        assert str(caught.value.param).startswith("input") and str(caught.value.param).endswith(name)
+    check_media({"input": deep({name: "https://ok.example/x"}, levels)}, ("ok.example",), 64)
+    check_media({"input": deep({name: DATA}, levels)}, (), 64)
+
+
+def test_the_sources_of_other_routes_are_counted_too() -> None:
+    """More than a chat request may have are refused."""
+    source = {"type": "image", "source": {"type": "base64", "data": "AA=="}}
+    check_media({"messages": [{"content": [source] * 3}]}, (), 3)
+    with pytest.raises(Reject, match="at most 2"):
+        check_media({"messages": [{"content": [source] * 3}]}, (), 2)

@@ -10,7 +10,7 @@ from proxy.downstream.auth import hash_token
 from tests.conftest import RunningProxy, StartProxy
 from tests.fake_replies import Reply, json_error
 from tests.fake_vllm import FakeVllm
-from tests.strategies import LEAD
+from tests.wire import LEAD
 
 KEYS = (Key("webui", hash_token("trusted"), trusted=True), Key("app", hash_token("other")))
 REPLY = "The answer is long enough to make the document worth its place in the prompt. " * 4
@@ -40,7 +40,7 @@ async def turns_of(proxy: RunningProxy, fake: FakeVllm, users: list[str], **head
             async with proxy.post({"model": "fake", "messages": told, "stream": True}, **own) as response:
                 assert response.status == 200, await response.text()
                 await response.read()
-            prompts[user].append(fake.generations[-1].raw.decode())
+            prompts[user].append(fake.of("/v1/chat/completions")[-1].raw.decode())
     return prompts
 
 

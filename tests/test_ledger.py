@@ -7,9 +7,16 @@ from proxy.core.ledger import NODE_BYTES, Ledger, Node, Record
 from proxy.core.text import message_digest, packed
 
 
-def told(text: str, role: str = "user", node: Node | None = None, sent: bytes | None = None, **fields: bool) -> Record:
+def told(
+    text: str,
+    role: str = "user",
+    node: Node | None = None,
+    sent: bytes | None = None,
+    followed: bool = False,
+    short: bool = False,
+) -> Record:
     """Return the record of one message."""
-    return Record(role, message_digest({"role": role, "content": text}), node, sent, **fields)
+    return Record(role, message_digest({"role": role, "content": text}), node, sent, followed=followed, short=short)
 
 
 def size_of(ledger: Ledger) -> int:

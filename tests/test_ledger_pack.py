@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from proxy.core.ledger import Ledger, Node
 from proxy.core.ledger_pack import pack, unpack
-from tests.strategies import Action, Client, actions, clients, json_values
+from tests.strategies import actions, clients, json_values
+from tests.webui import Action, Client
 
 
 def shape(node: Node) -> list[object]:
@@ -73,7 +74,7 @@ def test_other_bytes_are_an_empty_ledger(raw: bytes) -> None:
 
 
 @given(json_values() | st.lists(st.lists(json_values(), min_size=9, max_size=9)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_no_bytes_make_it_fail(value: object) -> None:
     """A file that somebody wrote into is no reason to fail."""
     try:

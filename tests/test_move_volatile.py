@@ -7,7 +7,7 @@ import pytest
 from proxy.core.draft import Template
 from proxy.core.move_volatile import skeleton
 from proxy.core.request import Message
-from tests.strategies import MARKER, TEMPLATES, Wire
+from tests.wire import MARKER, TEMPLATES, Wire
 
 PLACES = pytest.mark.parametrize("template", TEMPLATES, ids=["as a text part", "as a system message"])
 

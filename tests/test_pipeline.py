@@ -14,20 +14,9 @@ from proxy.core.pipeline import MOVES_TEXT, PIPELINE, draft_of, moves_text, rewr
 from proxy.core.reject import Reject
 from proxy.core.request import ChatRequest, Message
 from proxy.core.text import text_of
-from tests.strategies import (
-    CLOCKS,
-    STEPS,
-    TEMPLATES,
-    Action,
-    Client,
-    Turn,
-    Wire,
-    actions,
-    clients,
-    json_values,
-    odd_messages,
-    without_notes,
-)
+from tests.strategies import actions, clients, json_values, odd_messages
+from tests.webui import CLOCKS, Action, Client, Turn
+from tests.wire import STEPS, TEMPLATES, Wire, without_notes
 
 QUICK = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -58,7 +47,7 @@ def split_head(messages: Sequence[Message]) -> tuple[list[Message], list[Message
 
 def whole_text(messages: Sequence[Message]) -> str:
     """Return all text parts of a prompt, one a line."""
-    out = []
+    out: list[str] = []
     for message in messages:
         content: Any = message.get("content")
         parts = [str(p.get("text", "")) for p in content] if isinstance(content, list) else [content or ""]
@@ -214,7 +203,7 @@ def test_chats_found_by_content_get_no_text_of_each_other(
 
 
 @given(odd_messages(), odd_messages(), st.sampled_from(TEMPLATES))
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_messages_make_a_step_fail(one: list[Message], two: list[Message], template: Template) -> None:
     """Whatever a client sends, twice over: no step raises anything, and the answer can be remembered."""
     wire = Wire(template, tags=("x",))
@@ -242,7 +231,7 @@ def test_no_messages_make_a_step_fail(one: list[Message], two: list[Message], te
         json_values(),
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_field_makes_a_step_fail(rest: dict[str, Any]) -> None:
     """Only Reject comes out of a pipeline, and it names its field."""
     facts = Facts(STEPS, Ledger(1 << 16), lengths=Lengths(100, None, 1000), salt="ab", tools=(b"x" * 16,))

@@ -8,6 +8,7 @@ import pytest
 from tests.bodies import chat, eventually
 from tests.conftest import RawConnect, RunningProxy, StartProxy
 from tests.fake_engine import Rules
+from tests.fake_faults import Seen
 from tests.fake_replies import Call, Raw, Reply, content_event
 from tests.fake_vllm import FakeVllm
 
@@ -29,6 +30,17 @@ def model(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
+def chats(fake: FakeVllm) -> list[Seen]:
+    """Return the chat requests that went up; what the proxy itself asks of a template is not among them."""
+    return fake.of("/v1/chat/completions")
+
+
+def script(fake: FakeVllm, reply: Any) -> None:
+    """Let the next chat request be answered so."""
+    waiting = [reply]
+    fake.reply_to = lambda body: waiting.pop() if "messages" in body and waiting else None
+
+
 async def send(proxy: RunningProxy, fake: FakeVllm, messages: list[Any], **fields: Any) -> dict[str, Any]:
     """Send a chat of user u; return the body that went up."""
     names = {name: fields.pop(name) for name in list(fields) if name.startswith(("X_", "Authorization"))}
@@ -37,7 +49,7 @@ async def send(proxy: RunningProxy, fake: FakeVllm, messages: list[Any], **field
         assert response.status == 200, await response.text()
         await response.read()
     await eventually(lambda: not proxy.sample("proxy_requests_in_flight"))
-    return dict(json.loads(fake.generations[-1].raw))
+    return dict(json.loads(chats(fake)[-1].raw))
 
 
 async def test_later_turns_are_cached_although_the_clock_runs(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
@@ -48,7 +60,7 @@ async def test_later_turns_are_cached_although_the_clock_runs(proxy: RunningProx
         told.append(user(f"question {turn} " * 30))
         fake_vllm.default = Reply(text=f"  answer {turn} " * 20 + "\n")
         await send(proxy, fake_vllm, [head(turn, "Rule. " * 200), *told])
-        seen = fake_vllm.generations[-1]
+        seen = chats(fake_vllm)[-1]
         assert turn == 0 or seen.hit >= before - 2 * fake_vllm.block_size
         before = seen.n
         told.append(model(f"answer {turn} " * 20 and (f"  answer {turn} " * 20 + "\n").strip()))
@@ -56,7 +68,7 @@ async def test_later_turns_are_cached_although_the_clock_runs(proxy: RunningProx
 
 async def test_a_tool_call_goes_as_it_was_spelled(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     """The client re-serialises the arguments; vLLM computed the others."""
-    fake_vllm.replies.append(Reply(text="", calls=[Call("weather", '{"city": "Paris", "n": 1.0}', "call_7")]))
+    script(fake_vllm, Reply(text="", calls=[Call("weather", '{"city": "Paris", "n": 1.0}', "call_7")]))
     await send(proxy, fake_vllm, [user("hi")])
     call = {
         "id": "call_7",
@@ -74,16 +86,16 @@ async def test_a_template_that_refuses_our_text_costs_one_try(start_proxy: Start
     refuse = {"error": {"message": "no parts", "type": "BadRequestError", "param": None, "code": 400}}
 
     def answer(body: dict[str, Any]) -> Any:
-        odd = any(not isinstance(m["content"], str) or m["role"] == "system" for m in body["messages"][1:])
+        odd = any(not isinstance(m["content"], str) or m["role"] == "system" for m in body.get("messages", ())[1:])
         return Raw([json.dumps(refuse).encode()], 400, {"Content-Type": "application/json"}, "length") if odd else None
 
     fake_vllm.reply_to = answer
     told = [head(1), user("hi")]
     assert (await send(proxy, fake_vllm, told))["messages"] == told
-    assert len(fake_vllm.generations) == 2
+    assert len(chats(fake_vllm)) == 2
     told = [head(2), user("hi"), model("All right."), user("on")]
     assert (await send(proxy, fake_vllm, told))["messages"] == told
-    assert len(fake_vllm.generations) == 3
+    assert len(chats(fake_vllm)) == 3
 
 
 async def test_a_400_of_the_clients_own_is_told_as_it_is(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
@@ -103,7 +115,7 @@ async def test_profile_off_changes_no_byte(start_proxy: StartProxy, fake_vllm: F
     raw += b'{"role":"user","content":"\\u00e9"}],"top_p":0.10}'
     async with proxy.post(raw) as response:
         await response.read()
-    assert fake_vllm.generations[-1].raw == raw
+    assert chats(fake_vllm)[-1].raw == raw
 
 
 async def test_a_body_with_a_lone_surrogate_goes_up_as_it_came(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
@@ -111,7 +123,7 @@ async def test_a_body_with_a_lone_surrogate_goes_up_as_it_came(proxy: RunningPro
     raw = b'{"messages":[{"role":"system","content":"now 10:30"},{"role":"user","content":"\\ud800"}],"max_tokens":5}'
     async with proxy.post(raw) as response:
         await response.read()
-    assert fake_vllm.generations[-1].raw == raw
+    assert chats(fake_vllm)[-1].raw == raw
 
 
 @pytest.mark.parametrize(
@@ -139,9 +151,9 @@ async def test_tasks_and_several_answers_leave_no_session(proxy: RunningProxy, f
 
 async def test_a_continued_answer_is_remembered_as_one(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     """What was told and what came, and its prompt ends in the words as they are."""
-    fake_vllm.replies.append(Reply(text="The Nile"))
+    script(fake_vllm, Reply(text="The Nile"))
     first = await send(proxy, fake_vllm, [head(1), user("hi")])
-    fake_vllm.replies.append(Reply(text=" is long. "))
+    script(fake_vllm, Reply(text=" is long. "))
     second = await send(proxy, fake_vllm, [head(9), user("hi"), model("The Nile")])
     assert (second["continue_final_message"], second["add_generation_prompt"]) == (True, False)
     assert second["messages"] == [*first["messages"], model("The Nile")]
@@ -152,7 +164,7 @@ async def test_a_continued_answer_is_remembered_as_one(proxy: RunningProxy, fake
 async def test_a_reply_that_broke_off_is_matched_by_its_beginning(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     """The client saw less; the notes of the turns before it stand."""
     first = [content_event("The Nile is"), content_event(" long and")]
-    fake_vllm.replies.append(Raw(first, end="cut"))
+    script(fake_vllm, Raw(first, end="cut"))
     one = await send(proxy, fake_vllm, [head(1), user("hi")])
     two = await send(proxy, fake_vllm, [head(5), user("hi"), model("The Nile is"), user("go on")])
     assert two["messages"][: len(one["messages"])] == one["messages"]
@@ -161,7 +173,7 @@ async def test_a_reply_that_broke_off_is_matched_by_its_beginning(proxy: Running
 
 async def test_a_failed_turn_has_no_reply(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
     """Two user messages in a row next; both stay."""
-    fake_vllm.replies.append(Raw([b'data: {"error":{"message":"x","code":500}}\n\ndata: [DONE]\n\n']))
+    script(fake_vllm, Raw([b'data: {"error":{"message":"x","code":500}}\n\ndata: [DONE]\n\n']))
     one = await send(proxy, fake_vllm, [head(1), user("hi")])
     two = await send(proxy, fake_vllm, [head(5), user("hi"), user("again")])
     assert two["messages"][: len(one["messages"])] == one["messages"]
@@ -181,7 +193,7 @@ async def test_the_usage_that_we_asked_for_is_not_the_clients(proxy: RunningProx
     body = {"model": "fake", "messages": [user("hi")], "stream": True}
     async with proxy.post(body) as response:
         assert b'"usage"' not in await response.read()
-    assert json.loads(fake_vllm.generations[-1].raw)["stream_options"] == {"include_usage": True}
+    assert json.loads(chats(fake_vllm)[-1].raw)["stream_options"] == {"include_usage": True}
     async with proxy.post({**body, "stream_options": {"include_usage": True}}) as response:
         assert b'"usage"' in await response.read()
 

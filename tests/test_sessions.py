@@ -1,8 +1,9 @@
 """The table of live sessions: how long they live, how many there are, how they are found, what a restart leaves."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ async def opened(path: Path | str = ":memory:", time: Time | None = None, **sett
 
 def remembered(session: Session, size: int = 10) -> Callable[[], None]:
     """Return a change that puts `size` bytes of text into the ledger."""
-    count = sum(1 for _ in session.ledger.nodes())
-    return lambda: session.ledger.record([Record("user", b"%d" % count, sent=b"x" * size)]) and None
+
+    def change() -> None:
+        count = sum(1 for _ in session.ledger.nodes())
+        session.ledger.record([Record("user", b"%d" % count, sent=b"x" * size)])
+
+    return change
 
 
 def on_disk(folder: Path) -> bytes:
@@ -289,7 +294,19 @@ async def test_a_row_of_another_version_is_a_cold_start(tmp_path: Path) -> None:
         session = await table.use()
         row = table.sessions._row(session)
         for state in (b"", b"{}", b'{"tools":3}', b'{"tools":["zz"]}', b'{"tools":[],"ledger":3}', b"\xff"):
-            table.store.put(type(row)(*[getattr(row, n) if n != "state" else state for n in row.__slots__]))
+            table.store.put(replace(row, state=state))
             await table.store.flush()
             table.sessions._drop(session.key)
             assert (await table.sessions.find(named("c"), "m", ())).ledger.size == 0
+
+
+async def test_requests_of_one_chat_at_once_share_its_session(tmp_path: Path) -> None:
+    """Also while it is read from the disk after a restart."""
+    path, time = tmp_path / "s.db", Time()
+    async with opened(path, time, store__text=True) as table:
+        session = await table.use()
+        table.sessions.touch(session, (), remembered(session, 50))
+    async with opened(path, time, store__text=True) as table:
+        found = await asyncio.gather(*(table.sessions.find(named("c"), "m", ()) for _ in range(9)))
+        assert len(set(map(id, found))) == 1 and found[0].ledger.size > 0
+        assert table.sessions._bytes == found[0].size

@@ -96,7 +96,7 @@ def test_number_spelling_big_integers_and_escapes_survive_a_change() -> None:
     out = splice(got, replace(with_field(got.request, cache_salt="ab"), messages=changed))
     assert out == (
         b'{"cache_salt":"ab","top_p":0.10,"seed":12345678901234567890123,'
-        b'"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"},{"role":"user","content":"y"}],"t":1E5,"z":-0.0}'
+        b'"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"},{"role":"user","content":"y"}], "t":1E5,"z":-0.0 }'
     )
 
 

@@ -42,7 +42,7 @@ def test_digests_tell_parts_apart_by_their_lengths() -> None:
 
 
 @given(st.lists(json_values(), min_size=2, max_size=2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_messages_are_equal_only_where_every_value_is(values: list[Any]) -> None:
     """1 is not true and not 1.0; the order of keys does not count."""
     one, two = ({"role": "user", "content": value} for value in values)
@@ -62,7 +62,7 @@ def test_a_string_and_a_text_part_are_two_messages() -> None:
 
 
 @given(odd_messages(), st.text(max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_message_makes_them_fail(messages: list[Any], text: str) -> None:
     """Whatever a client sends; and what is packed comes back."""
     for message in messages:

@@ -7,17 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.draft import DOCUMENT_LEADS
-from proxy.core.volatile import Parted, block, part, skeleton_of
-from tests.strategies import CLOCKS, LEAD, WEIRD
+from proxy.core.volatile import Parted, block, part
+from tests.strategies import WEIRD
+from tests.webui import CLOCKS
+from tests.wire import LEAD
 
 MEMORY = "<memory_context>\n- likes tea\n</memory_context>"
 DOCUMENTS = f"{LEAD}<source>a</source>\n</context>"
 SUMMARY = "[CONVERSATION SUMMARY]\nThey met.\n</memory_context>"
 
 
-def parted(text: str, *tags: str, learned: frozenset[bytes] = frozenset()) -> Parted:
+def parted(text: str, *tags: str) -> Parted:
     """Part a text with the defaults."""
-    return part(text, tags=tags, leads=DOCUMENT_LEADS, learned=learned)
+    return part(text, tags=tags, leads=DOCUMENT_LEADS)
 
 
 def kinds(found: Parted) -> list[str]:
@@ -60,12 +62,6 @@ def test_a_text_that_is_a_block_leaves_no_head() -> None:
     assert parted(MEMORY).head == "" and kinds(parted(MEMORY)) == ["tag:memory_context"]
 
 
-def test_learned_lines_go_together() -> None:
-    """By the skeleton of the line, digits masked."""
-    found = parted("A\nQueue: 17 jobs\nB", learned=frozenset({skeleton_of("Queue: 3 jobs"[:7] + "99 jobs")}))
-    assert found.head == "A\nB" and found.blocks == (block("lines", "Queue: 17 jobs"),)
-
-
 def test_a_block_is_known_by_kind_and_text() -> None:
     """Two kinds with one text are two."""
     assert block("a", "x").digest != block("b", "x").digest and block("a", "x") == block("a", "x")
@@ -83,7 +79,7 @@ def test_every_line_is_in_the_head_or_in_a_block(text: str) -> None:
     lines = [*found.head.split("\n"), *(line for b in found.blocks for line in b.text.split("\n"))]
     for line in text.split("\n"):
         clock = any(line == "".join(c).format(h=10, h12=10, m=11, s=12) for c in CLOCKS) or line == "now 10:00"
-        assert not line or line in lines or (clock and "clock" in kinds(found)), line
+        assert not line or line in lines or (clock and any(k.startswith("clock") for k in kinds(found))), line
     assert all(b.text for b in found.blocks)
 
 

@@ -69,6 +69,11 @@ def test_the_wheel_holds_code_and_sql_and_no_tests(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+def test_the_installed_command_finds_the_chat_templates(bin_folder: Path, tmp_path: Path) -> None:
+    """By name, from within the package."""
+    assert "Stable" in run(bin_folder / "prefix-proxy", "template", "check", "--file", "qwen3", cwd=tmp_path)
+
+
 def test_the_installed_command_says_what_it_can_do(bin_folder: Path, tmp_path: Path) -> None:
     """`prefix-proxy --help` and `prefix-proxy config` run from the wheel."""
     assert "serve" in run(bin_folder / "prefix-proxy", "--help", cwd=tmp_path)

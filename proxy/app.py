@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.admission import Admission
 from proxy.aio import Tasks
 from proxy.config import Config
-from proxy.downstream import admin, chat, health, models, passthrough, status
+from proxy.downstream import admin, chat, health, models, passthrough, status, websocket
 from proxy.downstream.listener import Runner
 from proxy.downstream.middlewares import MIDDLEWARES, add_response_headers, expect_body
 from proxy.flight import Flights
@@ -93,6 +93,7 @@ def _add_routes(app: web.Application) -> None:
     router.add_get("/metrics", health.metrics, expect_handler=expect_body)
     admin.add_routes(app)
     status.add_routes(app)
+    websocket.add_routes(app)
 
 
 async def _upstream(app: web.Application) -> AsyncIterator[None]:

@@ -62,7 +62,7 @@ async def facts_of(
     on = _steps(state, who, model, session, received)
     asks = bool(on & MOVES_TEXT) and config.profile != "safe"
     template = await state.templates.get(model) if asks else Template()
-    ranked = "rank" in on and who.task is not None and await state.templates.takes_priority(model)
+    ranked = "rank" in on and who.task is not None and state.templates.takes_priority(model)
     facts = Facts(
         steps=frozenset(on),
         ledger=state.no_ledger,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.chats import Held
-from proxy.core.draft import HEAD_ROLES, Facts
+from proxy.core.draft import HEAD_ROLES, Cut, Facts
 from proxy.core.identity import Identity
 from proxy.core.keep_tools import list_digest, tool_digests
 from proxy.core.learned_lines import Lines, skeleton_of
@@ -63,8 +63,10 @@ def remember(state: State, memory: Memory, facts: Facts, done: Rewritten) -> Non
         if facts.steps & NEEDS_PROMPT:
             memory.node = session.ledger.record(done.records)
             memory.family = done.family
-        if done.cut is not None and (session.cut_at is None or done.cut.turn >= session.cut_at.turn):
-            session.cut_at = done.cut  # of two requests at once the later cut stays
+        if _moves(session.cut_at, facts.cut, done.cut):
+            before = session.cut_at.inner - 1 if session.cut_at is not None else 0
+            state.metrics.trimmed(done.left_out - before)
+            session.cut_at = done.cut
         if done.lines is not None:
             _learn_lines(state, session, done.lines)
         listed = list_digest(done.request.rest)
@@ -77,6 +79,13 @@ def remember(state: State, memory: Memory, facts: Facts, done: Rewritten) -> Non
         memory.prompt = state.chats.begin(memory.session.key, done.request, done.counted or 0)
     listed = memory.session.tool_list if done.request.rest.get("tools") else b""
     memory.expected = expect(state, memory.session, done.request, done.trail, listed)
+
+
+def _moves(now: Cut | None, then: Cut | None, made: Cut | None) -> bool:
+    """Say whether a cut is a new one.  Of two requests at once the later cut stays; a branch has its own."""
+    if made is None or made == now:
+        return False
+    return now is None or now == then or (made.turn, made.inner) >= (now.turn, now.inner)
 
 
 def _learn_lines(state: State, session: Session, lines: Lines) -> None:

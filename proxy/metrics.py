@@ -154,6 +154,8 @@ class Metrics:
         self._counts = self._counter("token_counts", "Prompts counted, by how.", "how")
         self._count_seconds = self._histogram("token_count", "Counting one prompt that was not known.")
         self._limited = self._counter("limited_answers", "Answers that ended at a limit set by the proxy.")
+        self._trims = self._counter("trims", "Cuts made into conversations that outgrew their context.")
+        self._left_out = self._counter("messages_left_out", "Messages that these cuts newly left out.")
         self._rate_limited = self._counter("rate_limited", "Requests above a rate, by scope and what.", "scope", "what")
         self._admission_refused = self._counter("admission_refused", "Requests without a place.", "kind", of=NO_PLACE)
         self._admission_wait = self._histogram("admission_wait", "Waiting for a place at vLLM, of those that had to.")
@@ -269,6 +271,11 @@ class Metrics:
     def limited_answer(self) -> None:
         """Count an answer that ended at a limit that the proxy had set."""
         self._limited.inc()
+
+    def trimmed(self, messages: int) -> None:
+        """Count a cut, and the messages that it left out beyond those of the cut before it."""
+        self._trims.inc()
+        self._left_out.inc(max(messages, 0))
 
     def rate_limited(self, scope: str, what: str) -> None:
         """Count a refusal for a rate."""

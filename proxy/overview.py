@@ -24,6 +24,17 @@ _COUNTED = (
 )  # fmt: skip
 
 
+def _version() -> str:
+    try:
+        return metadata.version("prefix-proxy")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+# Read with the module: nothing may read a file while the loop runs.
+_VERSION = _version()
+
+
 class Overview:
     """One per app: asks vLLM and counts at most once per interval, however many look."""
 
@@ -34,7 +45,6 @@ class Overview:
         self._moment: Mapping[str, object] = {}
         self._gauges = Gauges()
         self._lock = asyncio.Lock()
-        self._version = _version()
 
     async def now(self) -> Mapping[str, object]:
         """Return what is shown now."""
@@ -42,7 +52,7 @@ class Overview:
             if time.monotonic() - self._made_at >= self._seconds * 0.9:
                 well = await self._state.vllm.healthy()
                 await self._ask(well)
-                self._moment, self._made_at = {**_moment(self._state, self._gauges, well), **self._version}, time.monotonic()
+                self._moment, self._made_at = _moment(self._state, self._gauges, well), time.monotonic()
             return self._moment
 
     async def _ask(self, well: bool) -> None:
@@ -56,17 +66,11 @@ class Overview:
         self._gauges = parse_gauges(answer[2]) if answer is not None and answer[0] == 200 else Gauges()
 
 
-def _version() -> Mapping[str, str]:
-    try:
-        return {"version": metadata.version("prefix-proxy")}
-    except metadata.PackageNotFoundError:
-        return {"version": "unknown"}
-
-
 def _moment(state: State, gauges: Gauges, well: bool) -> Mapping[str, object]:
     latest = state.sessions.latest(SHOWN_CHATS)
     now = time.time()
     return {
+        "version": _VERSION,
         "at": round(now, 3),
         "profile": state.config.profile,
         "draining": state.draining,

@@ -9,6 +9,7 @@ from proxy.core.check_fields import check_n, check_other
 from proxy.core.clamp_lengths import ended_at, given_limit
 from proxy.core.counting import Question
 from proxy.core.draft import Facts
+from proxy.core.estimate import upper_bound
 from proxy.core.identity import Identity, identify
 from proxy.core.images import check_media, check_urls
 from proxy.core.meter import Meter
@@ -24,6 +25,12 @@ log = logging.getLogger("proxy.rewriting")
 
 OUTPUT_FIELD = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
 """What carries the limit of an answer on the generating routes whose prompts are not rewritten."""
+
+LEFT_OUT = "X-Prefix-Proxy-Left-Out"
+"""The reply header that tells how many messages a cut left out of the prompt."""
+
+REFUSABLE = MOVES_TEXT | {"continue_final", "rank"}
+"""Steps whose work a template, or an older vLLM, may refuse: a 400 leads to one more try without them."""
 
 COUNT_ROUNDS = 12
 """How often the pipeline may ask; each cut takes two or three rounds, of which most are answered from the cache."""
@@ -161,10 +168,11 @@ def _prepared(
     if memory is not None:
         remember(state, memory, facts, done)
     prepared.on_end = lambda meter, outcome: _ended(state, memory, meter, model, limit, done.request)
-    if any(step in MOVES_TEXT or step == "continue_final" for step in done.trail):
-        bare = replace(facts, steps=facts.steps & (WITHOUT_TEXT - {"continue_final"}))
-        prepared.make_fallback = lambda: splice(received, _ask_usage(rewrite(request, bare).request)[0])
-        prepared.on_fallback = lambda: _fell_back(state, request, bare, memory, model)
+    ours = set(done.trail) & REFUSABLE
+    if ours:
+        bare = replace(facts, steps=facts.steps & (WITHOUT_TEXT - REFUSABLE))
+        prepared.make_fallback = lambda: splice(received, _ask_usage(_at_once(request, bare).request)[0])
+        prepared.on_fallback = lambda: _fell_back(state, request, bare, memory, model, ours)
     return prepared
 
 
@@ -190,7 +198,7 @@ def _told(done: Rewritten, limit: int | None) -> Mapping[str, str]:
     headers = {**_told_limit(limit)}
     if done.trail:
         headers["X-Prefix-Proxy-Trail"] = ",".join(done.trail)
-    return {**headers, "X-Prefix-Proxy-Left-Out": str(done.left_out)} if done.left_out else headers
+    return {**headers, LEFT_OUT: str(done.left_out)} if done.left_out else headers
 
 
 def _ask_usage(request: ChatRequest) -> tuple[ChatRequest, bool]:
@@ -204,9 +212,30 @@ def _ask_usage(request: ChatRequest) -> tuple[ChatRequest, bool]:
     return replace(request, rest={**request.rest, "stream_options": asked}), True
 
 
-def _fell_back(state: State, request: ChatRequest, bare: Facts, memory: Memory | None, model: str) -> None:
-    """No text moves for this model until vLLM is found anew; the ledger is told that vLLM has what was received."""
+def _fell_back(
+    state: State, request: ChatRequest, bare: Facts, memory: Memory | None, model: str, ours: set[str]
+) -> None:
+    """What vLLM refused is off for this model until it is found anew; the ledger is told what vLLM has instead."""
+    if ours == {"rank"}:
+        state.templates.refuse_priority(model)
+        return
     state.templates.refuse(model)
     state.metrics.step_failed("template")
     if memory is not None:
-        remember(state, memory, replace(bare, steps=MOVES_TEXT), rewrite(request, bare))
+        remember(state, memory, replace(bare, steps=MOVES_TEXT), _at_once(request, bare))
+
+
+def _at_once(request: ChatRequest, facts: Facts) -> Rewritten:
+    """Rewrite without waiting for counts: what is not known counts as its upper bound, so limits and salt hold."""
+    done = rewrite(request, facts)
+    for _ in range(COUNT_ROUNDS):
+        if not done.questions:
+            return done
+        bounds = {q.key: _bound(q, facts.image_tokens) for q in done.questions}
+        facts = replace(facts, counts={**facts.counts, **bounds}, rough=facts.rough | bounds.keys())
+        done = rewrite(request, facts)
+    return rewrite(request, replace(facts, steps=facts.steps - {"trim_history"})) if done.questions else done
+
+
+def _bound(question: Question, image_tokens: int) -> int:
+    return upper_bound(question.messages, question.rest.get("tools"), per_image=image_tokens)

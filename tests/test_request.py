@@ -26,7 +26,7 @@ def refusal(value: Any, **limits: Any) -> Reject:
     with pytest.raises(Reject) as caught:
         parse(value, **limits)
     assert caught.value.status == 400
-    assert caught.value.body()["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"  # type: ignore[index]  # an object in an object
     return caught.value
 
 

@@ -81,7 +81,7 @@ def test_thoughts_do_not_come_back() -> None:
     answered(wire, [user("hi")], "<think>\nhm\n</think>\n\nhello ")
     assert wire.send([user("hi"), model("hello"), user("x")])[1] == model("hello")
     whole = model("<think>\nhm\n</think>\n\nhello")
-    assert wire.send([user("hi"), whole, user("x")])[1]["content"].strip() == whole["content"]  # type: ignore[attr-defined]
+    assert wire.send([user("hi"), whole, user("x")])[1]["content"].strip() == whole["content"]  # type: ignore[attr-defined]  # a text
 
 
 @pytest.mark.parametrize("explicit", [True, False])

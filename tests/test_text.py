@@ -76,7 +76,7 @@ def test_no_message_makes_them_fail(messages: list[Any], text: str) -> None:
 def test_surrogates_have_bytes() -> None:
     """They come out of escapes."""
     assert encoded("\ud800") and message_digest({"role": "user", "content": "\ud800"})
-    assert unpacked(packed(["\ud800", 2**70]))[0] == "\ud800"  # type: ignore[index]
+    assert unpacked(packed(["\ud800", 2**70]))[0] == "\ud800"  # type: ignore[index]  # a list
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_first_text_part_is_the_one_that_is_changed() -> None:
     changed = with_first_text(message, "c")
     assert changed["content"] == [IMAGE, {"type": "text", "text": "c", "x": 1}, {"type": "text", "text": "b"}]
     assert with_first_text(message, "")["content"] == [IMAGE, {"type": "text", "text": "b"}]
-    assert message["content"][1]["text"] == "a"  # type: ignore[index]
+    assert message["content"][1]["text"] == "a"  # type: ignore[index]  # a list
 
 
 def test_odd_content_has_no_text() -> None:

@@ -16,6 +16,7 @@ from proxy.config import Loaded, SettingError
 from proxy.config.flags import add_setting_flags, setting_flags
 from proxy.config.load import load_settings
 from proxy.downstream.listener import Runner
+from proxy.downstream.websocket import SOCKETS
 from proxy.state import STATE, State
 
 Beside = Callable[[web.Application], AsyncIterator[None]]
@@ -131,6 +132,7 @@ def _url(runner: web.AppRunner) -> str:
 async def _drain(runner: web.AppRunner, site: web.TCPSite, state: State) -> None:
     """Take no new work, close idle connections, let the others end, and end those with an error that do not in time."""
     state.draining = True
+    runner.app[SOCKETS].release()
     await site.stop()
     server, seconds = runner.server, state.config.drain.seconds
     assert server is not None

@@ -1,6 +1,7 @@
 """What fits on the cards: weights, what vLLM needs besides, and the tokens of chats that stay in the cache.
 
-An estimate.  Checked against vLLM 0.26 on an H200: Qwen2.5-7B at --gpu-memory-utilization 0.85 had 1,931,648 tokens.
+An estimate.  What the runtime takes was set by one measurement: vLLM 0.26 on an H200, where Qwen2.5-7B at
+--gpu-memory-utilization 0.85 had 1,931,648 tokens.
 """
 
 from dataclasses import dataclass, replace

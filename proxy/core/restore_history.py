@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.core.documents import is_machine_made, shared_characters
+from proxy.core.documents import POINTER, is_machine_made, shared_characters
 from proxy.core.draft import Draft, Entry, Facts
 from proxy.core.ledger import Node
 from proxy.core.request import Message
 from proxy.core.text import bare, calls_of, first_text, message_digest, reply_key, text_of, with_first_text
 
-SMALL_BLOCK_CHARACTERS = 400
-"""A block of pointers costs less than the break that leaving it out would make."""
+POINTERS_CHARACTERS = 400
+"""A block of nothing but pointers costs less than the break that leaving it out would make."""
 
 _END = "</context>\n\n"
 LOOK_AHEAD = 64
@@ -97,7 +97,8 @@ def _lost_its_block(node: Node, entries: Sequence[Entry], i: int, facts: Facts) 
     if not any(_is_told(c, entries[i + 1]) or (c.cut and _one_is_prefix(c, entries[i + 1])) for c in node.children):
         return False
     reused = len(text) + _reply_length(entries, i)
-    if len(block) <= SMALL_BLOCK_CHARACTERS or reused * 2 >= len(block):
+    pointers = POINTER in block and len(block) <= POINTERS_CHARACTERS
+    if pointers or reused * 2 >= len(block):
         return True
     return "dedupe_context" in facts.steps and _pointed_to(block, entries, i, reused)
 

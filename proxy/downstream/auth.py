@@ -16,6 +16,9 @@ from proxy.core.reject import Reject
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
 
 
+SOCKET_PROTOCOL = "prefix-proxy"
+_KEY_PROTOCOL = "openai-insecure-api-key."
+
 NO_LIMIT = Limit("key")
 
 
@@ -85,6 +88,10 @@ def presented_token(request: web.Request) -> str | None:
     if len(given) == 1:
         scheme, _, token = given[0].partition(" ")
         return token.strip() or None if scheme.lower() == "bearer" else None
+    if not given and (offered := request.headers.get("Sec-WebSocket-Protocol")) is not None:
+        # A page cannot give its WebSocket a header of its own; this is where OpenAI's clients put the key then.
+        found = [each.strip() for each in offered.split(",") if each.strip().startswith(_KEY_PROTOCOL)]
+        return found[0].removeprefix(_KEY_PROTOCOL) or None if len(found) == 1 else None
     if given or not request.path.startswith("/v1/messages"):
         return None
     own = request.headers.getall("x-api-key", [])

@@ -13,7 +13,7 @@ from proxy.downstream.body import too_large
 from proxy.downstream.errors import after_start, from_http_error, reject_response, unexpected_response
 from proxy.downstream.origin import refuse_blind_posts
 from proxy.downstream.paths import not_found_message, raw_path
-from proxy.metrics import LEFT, ROUTES, UNMATCHED
+from proxy.metrics import LEFT, ROUTES, UNMATCHED, WEBSOCKET
 from proxy.state import CALLER, OUTCOME, RECEIVED_AT, REQUEST_ID, STARTED, STATE
 from proxy.upstream.headers import request_id
 
@@ -27,7 +27,10 @@ _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 def route_of(request: web.Request) -> str:
     """Return the pattern of the route that a request matched, for labels: never the path itself."""
     resource = request.match_info.route.resource
-    return resource.canonical if resource is not None and resource.canonical in ROUTES else UNMATCHED
+    if resource is None or resource.canonical not in ROUTES:
+        return UNMATCHED
+    socket = request.method == hdrs.METH_GET and resource.canonical == "/v1/chat/completions"
+    return WEBSOCKET if socket else resource.canonical
 
 
 @web.middleware

@@ -25,7 +25,20 @@ def refuse_foreign_pages(request: web.Request, config: Config) -> None:
         raise _refused("A page of another origin may not use this path.")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise _refused("A page of another origin may not use this path.")
-    if not config.keys and not _is_ours(host, request, config):
+    _refuse_foreign_names(request, config)
+
+
+def refuse_foreign_sockets(request: web.Request, config: Config) -> None:
+    """Raise Reject 403 for a WebSocket of a page that is neither ours nor of `cors.origins`; no preflight asks."""
+    origins, allowed = request.headers.getall(hdrs.ORIGIN, []), config.cors.origins
+    if origins and all(each in allowed or "*" in allowed for each in origins):
+        _refuse_foreign_names(request, config)
+    else:
+        refuse_foreign_pages(request, config)
+
+
+def _refuse_foreign_names(request: web.Request, config: Config) -> None:
+    if not config.keys and not _is_ours(request.headers.get(hdrs.HOST, ""), request, config):
         raise _refused("The Host header is not a name of this proxy. listen.allow_hosts can add it.")
 
 

@@ -20,7 +20,7 @@ from proxy.downstream.keepalive import KeepAlive
 from proxy.downstream.presence import Watch
 from proxy.metrics import LEFT
 from proxy.recorder import Recorded
-from proxy.rewriting import Prepared
+from proxy.rewriting import LEFT_OUT, Prepared
 from proxy.state import CALLER, OUTCOME, RECEIVED_AT, REQUEST_ID, State
 from proxy.upstream.client import UpstreamFailure, failure_of, read_whole
 from proxy.upstream.headers import downstream_headers, upstream_headers
@@ -123,6 +123,7 @@ class Exchange:
         response = web.StreamResponse(headers=headers)
         await response.prepare(self.request)
         self.response, self.status = response, 200
+        await self._comment(response)
         gate = UsageFilter() if self.prepared.strip_usage else EventGate()
         pulse = KeepAlive(response, gate, self.state.tasks, self.state.config.relay.keepalive_seconds)
         pulse.start()
@@ -176,6 +177,11 @@ class Exchange:
             self.outcome = "drained"
         else:
             self._completed(failure.kind if failure is not None else None)
+
+    async def _comment(self, response: web.StreamResponse) -> None:
+        """Begin a stream with a comment that tells what was left out of its prompt, where that is wanted."""
+        if LEFT_OUT in response.headers and self.state.config.trim.stream_comment:
+            await response.write(f": left out {response.headers[LEFT_OUT]} messages\n\n".encode())
 
     def _headers(self, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
         headers = downstream_headers(answer.headers, request_id=self.request[REQUEST_ID])

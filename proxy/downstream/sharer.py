@@ -160,6 +160,7 @@ class Sharer(Exchange):
         response = web.StreamResponse(headers=headers)
         await response.prepare(self.request)
         self.response, self.status = response, 200
+        await self._comment(response)
         self._pulse = KeepAlive(response, self, self.state.tasks, self.state.config.relay.keepalive_seconds)
         self._pulse.start()
 

@@ -23,6 +23,9 @@ SECONDS = 1.0
 MOST_VIEWERS = 32
 """Each costs a write a second; a browser that forgot its tabs must not add up."""
 
+# Read with the module: nothing may read a file while the loop runs.
+_HTML = files("proxy.downstream").joinpath("status.html").read_bytes()
+
 OVERVIEW = web.AppKey("overview", Overview)
 VIEWERS = web.AppKey("viewers", set[object])
 _PAGE = web.AppKey("page", bytes)
@@ -31,8 +34,7 @@ _POLICY = web.AppKey("policy", str)
 
 def add_routes(app: web.Application) -> None:
     """Add the page and its events to the app."""
-    page = files("proxy.downstream").joinpath("status.html").read_bytes()
-    app[_PAGE], app[_POLICY] = page, policy(page)
+    app[_PAGE], app[_POLICY] = _HTML, policy(_HTML)
     app[OVERVIEW], app[VIEWERS] = Overview(app[STATE], seconds=SECONDS), set()
     app.router.add_get(PATH, status_page, expect_handler=expect_body)
     app.router.add_get(EVENTS_PATH, events, expect_handler=expect_body)

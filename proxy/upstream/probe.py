@@ -25,7 +25,7 @@ class Templates:
         self._known: dict[str, tuple[int, Template]] = {}
         self._asking: dict[str, asyncio.Task[object]] = {}
         self._refused: dict[str, int] = {}
-        self._priority: dict[str, tuple[int, bool]] = {}
+        self._no_priority: dict[str, int] = {}
         self._silent_until: dict[str, float] = {}  # vLLM did not answer the probe, in monotonic seconds
 
     async def get(self, model: str) -> Template:
@@ -44,15 +44,14 @@ class Templates:
         known = self._known.get(model)
         return known[1] if known is not None else Template()
 
-    async def takes_priority(self, model: str) -> bool:
-        """Return whether vLLM takes a `priority` for `model`; asked once, when the first task comes."""
-        known = self._priority.get(model)
-        if known is None or known[0] != self._models.generation:
-            if model not in self._models.known():
-                return False
-            known = self._models.generation, await self._vllm.takes_priority(model)
-            self._priority[model] = known
-        return known[1]
+    def takes_priority(self, model: str) -> bool:
+        """Say whether a `priority` may be given: vLLM 0.32 ignores it under fcfs, an older one refuses it once."""
+        return self._no_priority.get(model) != self._models.generation
+
+    def refuse_priority(self, model: str) -> None:
+        """Note that vLLM refused a request for its `priority`."""
+        if model in self._models.known():
+            self._no_priority[model] = self._models.generation
 
     def refuse(self, model: str) -> None:
         """Note that vLLM refused what was made for `model`: no text moves until vLLM is found anew."""

@@ -223,14 +223,6 @@ class Vllm:
         found = (await self._tokenized(body)).get("tokens")
         return found if isinstance(found, list) and found else None
 
-    async def takes_priority(self, model: str) -> bool:
-        """Say whether vLLM takes a `priority` (0.32 ignores it under fcfs, older ones refuse it); costs a token."""
-        raw = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1, "priority": 1})
-        answer = await self._fetch(
-            "POST", "/v1/completions", body=raw, seconds=TOKENIZE_SECONDS, limit_bytes=_ANSWER_BYTES
-        )
-        return answer is not None and answer[0] == 200
-
     async def _tokenized(self, body: Mapping[str, object]) -> Mapping[str, object]:
         raw = orjson.dumps(body)
         if len(raw) > TOKENIZE_BYTES:

@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: demo test test-e2e check bench venv
+.PHONY: demo test test-e2e check bench bench-trim venv
 
 # A six-turn chat against a real vLLM, straight and through the proxy (ARGS=--once ends after the table).
 demo: venv
@@ -27,6 +27,10 @@ check: venv
 # Direct, one bare aiohttp hop, and the proxy, side by side against the fake vLLM.
 bench: venv
 	$(BIN)/python -m tests.bench_relay $(ARGS)
+
+# What trimming leaves of the prefix cache: a simulated chat of 400 turns, and a real vLLM with a small context.
+bench-trim: venv
+	$(BIN)/python -m tests.bench_trim $(ARGS)
 
 venv: .venv/ready
 

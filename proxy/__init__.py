@@ -41,5 +41,6 @@ Who may import whom.  Arrows point inwards; tests/test_house_rules.py holds the 
     holding        imports config, core and coalesce_metrics; flight also aio, rewriting and downstream.answers
     downstream     imports all of the above; never app or commands
     app            imports all of the above
-    commands       import app, config, chat_template, downstream, store, upstream, bench and demo; with demo the only ones that print
+    commands       import app, config, chat_template, downstream, store, upstream, bench and demo; with demo the only
+                   ones that print
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 # At SIGTERM vLLM lets answers end for as long as its --shutdown-timeout says; ours is 30.
 STOP_SECONDS = 40.0
-_REST_SECONDS = 5.0
+_REST_SECONDS, _KILLED_SECONDS = 5.0, 2.0
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 200
 _PR_SET_PDEATHSIG = 1
@@ -77,15 +77,22 @@ class Child:
     async def clear(self) -> None:
         """End what it started and what outlived it: its workers hold the GPU's memory."""
         assert self._process is not None
-        group = self._process.pid
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _REST_SECONDS
-        with suppress(ProcessLookupError):
-            while self.code is not None and loop.time() < deadline:
-                os.killpg(group, 0)
-                await asyncio.sleep(0.05)
-            self.kill()
+        if self.code is not None:
+            # What it started has noticed: vLLM's workers have shared memory to give back.
+            await self._left(_REST_SECONDS)
+        self.kill()
         await self._process.wait()
+        await self._left(_KILLED_SECONDS)
+
+    async def _left(self, seconds: float) -> None:
+        """Wait until nothing of it is there, for at most so long."""
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        with suppress(ProcessLookupError):
+            while loop.time() < deadline:
+                os.killpg(self._process.pid, 0)
+                await asyncio.sleep(0.05)
 
     def ask(self) -> None:
         """Ask it to end."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from proxy.chats import Held
 from proxy.core.draft import HEAD_ROLES, Cut, Facts
 from proxy.core.identity import Identity
-from proxy.core.keep_tools import list_digest, tool_digests
+from proxy.core.keep_tools import tool_digests
 from proxy.core.learned_lines import Lines, skeleton_of
 from proxy.core.ledger import Node
 from proxy.core.meter import Meter, Reply
@@ -69,9 +69,8 @@ def remember(state: State, memory: Memory, facts: Facts, done: Rewritten) -> Non
             session.cut_at = done.cut
         if done.lines is not None:
             _learn_lines(state, session, done.lines)
-        listed = list_digest(done.request.rest)
-        if listed and listed != session.tool_list:
-            session.tools, session.tool_list = tool_digests(done.request.rest) or session.tools, listed
+        if done.tools and done.tools != session.tool_list:
+            session.tools, session.tool_list = tool_digests(done.request.rest) or session.tools, done.tools
         session.turns = max(session.turns, sum(m.get("role") == "user" for m in memory.told))
 
     state.sessions.touch(memory.session, memory.chain, change)

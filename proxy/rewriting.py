@@ -32,6 +32,9 @@ LEFT_OUT = "X-Prefix-Proxy-Left-Out"
 REFUSABLE = MOVES_TEXT | {"continue_final", "rank"}
 """Steps whose work a template, or an older vLLM, may refuse: a 400 leads to one more try without them."""
 
+COUNTED = "X-Prefix-Proxy-Prompt-Tokens"
+"""The reply header that tells the count of the prompt, where a decision rested on one: vLLM's usage says the same."""
+
 COUNT_ROUNDS = 12
 """How often the pipeline may ask; each cut takes two or three rounds, of which most are answered from the cache."""
 
@@ -198,6 +201,8 @@ def _told(done: Rewritten, limit: int | None) -> Mapping[str, str]:
     headers = {**_told_limit(limit)}
     if done.trail:
         headers["X-Prefix-Proxy-Trail"] = ",".join(done.trail)
+    if done.exact and done.counted is not None:
+        headers[COUNTED] = str(done.counted)
     return {**headers, LEFT_OUT: str(done.left_out)} if done.left_out else headers
 
 
@@ -215,8 +220,12 @@ def _ask_usage(request: ChatRequest) -> tuple[ChatRequest, bool]:
 def _fell_back(
     state: State, request: ChatRequest, bare: Facts, memory: Memory | None, model: str, ours: set[str]
 ) -> None:
-    """What vLLM refused is off for this model until it is found anew; the ledger is told what vLLM has instead."""
-    if ours == {"rank"}:
+    """What vLLM refused is off for this model until it is found anew; the ledger is told what vLLM has instead.
+
+    Where it may have been a task's priority or its text, it is the priority first: only an older vLLM refuses either,
+    and a text that went up once, with an instruction behind it, is no odd one.
+    """
+    if "rank" in ours:
         state.templates.refuse_priority(model)
         return
     state.templates.refuse(model)

@@ -4,18 +4,30 @@
 """
 
 import argparse
+import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import aiohttp
+from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
+from proxy.app import build_app
+from proxy.config import Config
 from proxy.core.counting import Question
 from proxy.core.draft import Facts, Lengths, Template, Trim
+from proxy.core.estimate import likely, texts_of, utf8_bytes
 from proxy.core.ledger import Ledger
 from proxy.core.pipeline import rewrite
 from proxy.core.request import ChatRequest, Message
+from proxy.demo import recipe, server
+from proxy.downstream.listener import Runner
+from proxy.rewriting import COUNTED, LEFT_OUT
 from tests.fake_engine import PrefixCache, Vocabulary, render
 from tests.wire import LEAD, STEPS
 
@@ -25,6 +37,8 @@ RESERVE_TOKENS = 2048
 LOW_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 WORDS = ("the", "river", "turns", "north", "again", "where", "nine", "old", "mills", "stand", "empty", "and", "quiet")
 TURN_TOKENS = 300
+WINDOW_TURNS = 64  # that always fit
+WINDOW = f"window: last {WINDOW_TURNS} turns"
 MARK = "<|im_start|>"
 
 
@@ -40,13 +54,13 @@ def chat(turns: int, seed: int = 4) -> Iterator[tuple[Message, list[Message]]]:
     """
     dice = random.Random(seed)
     for number in range(turns):
-        kind = dice.choices(("short", "usual", "long", "tools", "document"), (30, 40, 8, 14, 8))[0]
-        ask, say = {"short": (12, 60), "usual": (40, 220), "long": (300, 900), "tools": (30, 120)}.get(kind, (320, 120))
+        kind = dice.choices(("short", "usual", "long", "tools", "document"), (30, 48, 8, 6, 8))[0]
+        ask, say = {"short": (12, 60), "usual": (40, 190), "long": (250, 700), "tools": (30, 120)}.get(kind, (320, 120))
         text = f"Turn {number}. {words(dice, dice.randint(ask // 2, ask * 3 // 2))}"
         if kind == "document":
             text = f'{LEAD}<source id="{number}">{text}</source>\n</context>\n\nWhat does it say about {number}?'
         answers: list[Message] = []
-        for step in range(dice.randint(1, 4) if kind == "tools" else 0):
+        for step in range(dice.randint(1, 2) if kind == "tools" else 0):
             name = f"call-{number}-{step}"
             call = {"id": name, "type": "function", "function": {"name": "look_up", "arguments": f'{{"n": {step}}}'}}
             answers.append({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -183,31 +197,31 @@ def with_core(turns: int, size: int | None, low_share: float = 0.6) -> Result:
     return Result(server.reuse, kept, core.cuts, largest, core.asked / requests)
 
 
-def sliding(turns: int, size: int) -> Result:
-    """Play the chat through what most clients do: the oldest turns go, just as many as must, each turn anew."""
-    server, high = Server(), size - RESERVE_TOKENS
-    state = {"from": 1, "cuts": 0}
-    sizes: dict[int, int] = {}
+def sliding(turns: int, size: int, last: int | None = None) -> Result:
+    """Play the chat through what clients do: the oldest turns go, as many as must, or all but the `last` ones."""
+    server, high, begin, cuts = Server(), size - RESERVE_TOKENS, 1, 0
+    head = server.count(Question(b"", (SYSTEM,), {}, True))
+    sizes: list[int] = [head]
 
     def send(messages: list[Message], reply: Message) -> int:
-        for i, message in enumerate(messages):
-            if i not in sizes:
-                sizes[i] = len(server.vocabulary.encode(render({"messages": [SYSTEM, message]})))
+        nonlocal begin, cuts
+        sizes.extend(server.count(Question(b"", (SYSTEM, m), {}, True)) - head for m in messages[len(sizes) :])
         starts = [i for i, m in enumerate(messages) if m["role"] == "user"]
-        begin = state["from"]
-        while sum(sizes[i] for i in range(begin, len(messages))) > high and begin < starts[-1]:
+        before = begin
+        while begin < starts[-1] and head + sum(sizes[begin:]) > high:
             begin = next(start for start in starts if start > begin)
-        state["cuts"] += begin != state["from"]
-        state["from"] = begin
+        begin = max(begin, starts[-last]) if last is not None and len(starts) > last else begin
+        cuts += begin != before
         return server.take([SYSTEM, *messages[begin:]], reply)
 
     _, kept, largest = play(turns, send)
-    return Result(server.reuse, kept, state["cuts"], largest, 0.0)
+    return Result(server.reuse, kept, cuts, largest, 0.0)
 
 
 def simulated(turns: int = TURNS, size: int = CONTEXT_TOKENS) -> dict[str, Result]:
     """Play every way; return the results by name."""
-    out = {"no limit": with_core(turns, None), "sliding window": sliding(turns, size)}
+    out = {"no limit": with_core(turns, None), WINDOW: sliding(turns, size, last=WINDOW_TURNS)}
+    out["window: turns that fit"] = sliding(turns, size)
     return out | {f"trim, low mark {low:.0%}": with_core(turns, size, low) for low in LOW_SHARES}
 
 
@@ -223,14 +237,130 @@ def simulated_table(results: dict[str, Result], turns: int, size: int) -> Table:
     return table
 
 
+VLLM_TURNS = 60
+VLLM_CONTEXT = 2048
+VLLM_TURN_TOKENS = 80
+VLLM_MODEL = "qwen2tiny"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One turn before a real vLLM: status, its own counts, what the proxy counted and how it decided, in tokens."""
+
+    status: int
+    prompt: int
+    cached: int
+    left_out: int
+    decided: int | None = None  # the count that a decision rested on
+    estimate: float | None = None  # what it was likely to have, by the prompt before it
+
+
+async def real_turns(session: aiohttp.ClientSession, url: str, turns: int = VLLM_TURNS) -> list[Figures]:
+    """Play a chat of short turns through the proxy at `url`; the answers are what the model writes."""
+    dice, out = random.Random(7), list[Figures]()
+    messages: list[Message] = [SYSTEM]
+    headers = {"X-OpenWebUI-User-Id": "bench", "X-OpenWebUI-Chat-Id": f"trim-{dice.random()}"}
+    before = (0, 0)  # tokens and bytes of the last prompt
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Turn {number}. {words(dice, VLLM_TURN_TOKENS // 2)}"})
+        half = VLLM_TURN_TOKENS // 2
+        body = {"model": VLLM_MODEL, "messages": messages, "max_tokens": half, "seed": number, "ignore_eos": True}
+        async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+            answer, told = await response.json(), response.headers
+        if response.status != 200:
+            out.append(Figures(response.status, 0, 0, 0))
+            continue
+        usage, left_out = answer["usage"], int(told.get(LEFT_OUT, "0"))
+        size = sum(map(utf8_bytes, texts_of([SYSTEM, *messages[1 + left_out :]])))
+        grown = before[0] and out[-1].left_out == left_out
+        estimate = likely(*before, size - before[1]) if grown else None
+        before = usage["prompt_tokens"], size
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        decided = int(told[COUNTED]) if COUNTED in told else None
+        out.append(Figures(200, before[0], cached, left_out, decided, estimate))
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "so"})
+    return out
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a chat before a real vLLM came to: shares are of one, `off` is the worst estimate's distance."""
+
+    refused: int
+    cached: float
+    cuts: int
+    decided: int
+    differed: int
+    off: float
+    largest: int
+
+
+def summary(figures: Sequence[Figures]) -> Summary:
+    """Sum up; estimates count from 500 tokens on, where a single word says nothing."""
+    prompt = sum(f.prompt for f in figures)
+    decided = [f for f in figures if f.decided is not None]
+    off = [abs(f.estimate / f.prompt - 1) for f in figures if f.estimate is not None and f.prompt >= 500]
+    return Summary(
+        sum(f.status != 200 for f in figures),
+        sum(f.cached for f in figures) / max(prompt, 1),
+        len({f.left_out for f in figures} - {0}),
+        len(decided),
+        sum(f.decided != f.prompt for f in decided),
+        max(off, default=0.0),
+        max(f.prompt for f in figures),
+    )
+
+
+def real_table(found: Summary, turns: int) -> Table:
+    """Return the second table."""
+    table = Table(title=f"{turns} turns of about {VLLM_TURN_TOKENS} tokens, context {VLLM_CONTEXT:,}: a real vLLM")
+    for name in ("refused", "cached", "cuts", "largest prompt", "decided by count", "of these wrong", "estimate off"):
+        table.add_column(name, justify="right")
+    numbers = (found.cuts, f"{found.largest:,}", found.decided, found.differed)
+    table.add_row(str(found.refused), f"{found.cached:.2f}", *map(str, numbers), f"{found.off:.1%}")
+    return table
+
+
+async def through_a_proxy(upstream: str, turns: int) -> list[Figures]:
+    """Play the chat through a proxy in this process, before the vLLM at `upstream`."""
+    app = build_app(Config().with_values({"upstream.url": upstream, "listen.port": 0}))
+    runner = Runner(app, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession() as session:
+            return await real_turns(session, f"http://127.0.0.1:{runner.addresses[0][1]}", turns)
+    finally:
+        await runner.cleanup()
+
+
+def real(upstream: str | None, turns: int) -> list[Figures]:
+    """Play the chat before the vLLM at `upstream`, or before one that is started for it."""
+    if upstream is not None:
+        return asyncio.run(through_a_proxy(upstream, turns))
+    named = os.environ.get("PREFIX_PROXY_VLLM_CACHE")
+    folder = Path(named).absolute() if named else None
+    environment = (recipe.existing(folder) if folder else None) or recipe.ensure(folder, qwen=True)
+    with TemporaryDirectory() as logs:
+        flags = ("--max-model-len", str(VLLM_CONTEXT))
+        with server.vllm(environment, log=Path(logs) / "vllm.log", model=VLLM_MODEL, flags=flags) as child:
+            child.wait_ready()
+            return asyncio.run(through_a_proxy(child.url, turns))
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--vllm", metavar="URL", help="one that runs, with this model and context; else one is started")
     parser.add_argument("--no-vllm", action="store_true", help="only the simulation")
+    parser.add_argument("--no-simulation", action="store_true", help="only the real vLLM")
     options = parser.parse_args()
     console = Console(width=120)
-    console.print(simulated_table(simulated(options.turns), options.turns, CONTEXT_TOKENS))
+    if not options.no_simulation:
+        console.print(simulated_table(simulated(options.turns), options.turns, CONTEXT_TOKENS))
+    if not options.no_vllm:
+        console.print(real_table(summary(real(options.vllm, VLLM_TURNS)), VLLM_TURNS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A program that takes vLLM's command line and is the fake vLLM: what the tests of `demo` and `up` start in its place."""
+"""A program that takes vLLM's command line and is the fake vLLM: what tests of `demo` and `up` start in its place."""
 
 import asyncio
 import sys

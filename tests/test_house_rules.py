@@ -40,11 +40,16 @@ TESTED_ELSEWHERE = {
     "proxy/core/template_cause.py": "test_template_check.py",  # each cause is a verdict of the check
     "proxy/core/reject.py": "test_errors.py",  # a value; what matters is the answer made of it
     "proxy/demo/pins.py": "test_demo_recipe.py",  # constants
+    "proxy/doctor/flag_names.py": "test_doctor_flags.py",  # names
+    "proxy/doctor/server.py": "test_doctor_vllm_checks.py",  # values
+    "proxy/doctor/sockets.py": "test_doctor_looking.py",  # what is seen over a socket
+    "proxy/doctor/webui_checks.py": "test_doctor_webui.py",  # what is said of what was read
     "proxy/downstream/chat.py": "test_relay_bytes.py",  # the order of what other modules do
     "proxy/downstream/failures.py": "test_relay_failures.py",  # what a client sees of them
     "proxy/downstream/shared.py": "test_flight.py",  # the run and those who share it show together
     "proxy/downstream/sharer.py": "test_flight.py",
     "proxy/offline.py": "test_explain.py",  # what the command prints
+    "proxy/restart_metrics.py": "test_upkeep.py",  # counted where a restart happens
     "proxy/state.py": "test_app.py",  # a record without behaviour
     "proxy/store/files.py": "test_store_faults.py",  # what the file goes through
     "proxy/store/keeper.py": "test_store_faults.py",  # what opens the file again when it can be used

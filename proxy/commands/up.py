@@ -26,7 +26,7 @@ from proxy.core.plan_flags import Advice
 from proxy.core.template_check import checked, stable
 from proxy.demo.screen import Screen
 from proxy.doctor.flags import parse
-from proxy.keeper import Keeper
+from proxy.upkeep import Keeper
 from proxy.own_template import choose, folder_of
 from proxy.starting import Asked, advise, command_of, find_card, find_vllm, read_shape, refuse_what_cannot_be
 from proxy.template_verdicts import check_upstream, fitting

@@ -83,7 +83,8 @@ class Draft:
 
     `gone` are the places of entries that a cut leaves out; `gap` marks the first of them.  `restored` is the draft
     before any text moved, from which a cut begins anew.  `counted` is what is known of the prompt's tokens: vLLM's
-    count where `exact`, else a sure upper bound.
+    count where `exact`, else a sure upper bound.  `tools` is the digest of the list of tools, `family` that of all that
+    two prompts must share to be compared; None where nobody needed them yet.
     """
 
     head: tuple[Message, ...]
@@ -97,6 +98,8 @@ class Draft:
     restored: "Draft | None" = None
     counted: int | None = None
     exact: bool = False
+    tools: bytes | None = None
+    family: bytes | None = None
 
     def request(self) -> ChatRequest:
         """Return the request as it would go out now."""

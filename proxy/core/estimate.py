@@ -66,6 +66,13 @@ def upper_bound(messages: Sequence[Message], tools: object = None, *, per_image:
     return size
 
 
+def likely(known_tokens: int, known_bytes: int, new_bytes: int) -> float:
+    """Return about how many tokens a prompt has: those of its known beginning, plus what its new bytes cost at the
+    same rate.  To be told to people, never to decide by: `upper_bound` is for that.
+    """
+    return known_tokens * (1 + new_bytes / known_bytes) if known_bytes else float(new_bytes)
+
+
 def utf8_bytes(text: str) -> int:
     """Return the bytes of a text in UTF-8; lone surrogates count as the three that replace them."""
     if text.isascii():

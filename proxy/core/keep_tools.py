@@ -27,15 +27,17 @@ def keep_tools(draft: Draft, facts: Facts) -> Draft:
     names keep theirs.  MCP servers list tools in any order, and the tools stand at the front of the prompt.
     """
     tools = draft.rest.get("tools")
-    if not isinstance(tools, list) or len(tools) < 2:
+    if not isinstance(tools, list):
         return draft
+    draft = replace(draft, tools=list_digest(draft.rest))
     # Nearly always the list is the last one, which one digest tells cheaper than one a tool.
-    if facts.tools_order == "session" and facts.tool_list and list_digest(draft.rest) == facts.tool_list:
+    if len(tools) < 2 or (facts.tools_order == "session" and draft.tools == facts.tool_list):
         return draft
     ordered = _by_name(tools) if facts.tools_order == "name" else _as_before(tools, facts.tools)
     if all(a is b for a, b in zip(ordered, tools, strict=True)):
         return draft
-    return replace(draft, rest={**draft.rest, "tools": ordered})
+    rest = {**draft.rest, "tools": ordered}
+    return replace(draft, rest=rest, tools=list_digest(rest))
 
 
 def _by_name(tools: Sequence[object]) -> list[object]:

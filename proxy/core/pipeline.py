@@ -13,7 +13,7 @@ from proxy.core.continue_final import continue_final
 from proxy.core.counting import Question, Uncounted
 from proxy.core.dedupe_context import dedupe_context
 from proxy.core.draft import HEAD_ROLES, Cut, Draft, Entry, Facts, records_of
-from proxy.core.keep_tools import keep_tools
+from proxy.core.keep_tools import keep_tools, list_digest
 from proxy.core.learned_lines import Lines
 from proxy.core.ledger import Record
 from proxy.core.move_midloop import move_midloop
@@ -57,7 +57,8 @@ class Rewritten:
     """The request to send, what the ledger is to remember, the names of the steps that changed something.
 
     `left_out` counts the messages that a cut left out; `counted` are the prompt's tokens, a sure upper bound unless
-    `exact`.  With `questions` it is no answer yet: they must be counted and the pipeline run again.
+    `exact`; `tools` is the digest of the list that goes up.  With `questions` it is no answer yet: they must be counted
+    and the pipeline run again.
     """
 
     request: ChatRequest
@@ -71,6 +72,7 @@ class Rewritten:
     counted: int | None = None
     exact: bool = False
     questions: tuple[Question, ...] = ()
+    tools: bytes = b""
 
 
 def rewrite(request: ChatRequest, facts: Facts) -> Rewritten:
@@ -110,6 +112,7 @@ def rewrite(request: ChatRequest, facts: Facts) -> Rewritten:
         family,
         draft.counted,
         draft.exact,
+        tools=list_digest(draft.rest) if draft.tools is None else draft.tools,
     )
 
 

@@ -22,6 +22,7 @@ from proxy.core.cutting import (
 )
 from proxy.core.dedupe_context import dedupe_context, standing_digests
 from proxy.core.draft import HEAD_ROLES, PART, Cut, Draft, Facts
+from proxy.core.keep_tools import list_digest
 from proxy.core.move_midloop import move_midloop
 from proxy.core.move_volatile import move_volatile
 from proxy.core.reject import Reject
@@ -52,6 +53,7 @@ def trim_history(draft: Draft, facts: Facts) -> Draft:
     trim = _Trim(facts, marks(size, _reserve(draft, facts), facts.trim.low_share, most), size, draft)
     stored = facts.cut
     kept = trim.cut(stored) if stored is not None and _holds(stored, draft) else draft
+    kept = replace(kept, family=family_of(kept))
     known = bound(kept, family_of(kept), facts.image_tokens)
     if known <= trim.marks.high and known + _asked(draft, facts) <= size:
         return replace(kept, counted=known)
@@ -66,10 +68,12 @@ _FAMILY_FIELDS = ("chat_template_kwargs", "reasoning_effort")
 
 def family_of(draft: Draft) -> bytes:
     """Return the digest of what counts of two prompts must share to be compared: head, tools, what is gone."""
+    if draft.family is not None:
+        return draft.family
     fields = {name: draft.rest[name] for name in _FAMILY_FIELDS if draft.rest.get(name) is not None}
-    tools = draft.rest.get("tools")
+    tools = list_digest(draft.rest) if draft.tools is None else draft.tools
     gone = ",".join(map(str, sorted(draft.gone)))
-    parts = packed(list(draft.head)), packed(fields), packed(tools) if tools else b"", encoded(gone)
+    parts = packed(list(draft.head)), packed(fields), tools, encoded(gone)
     return digest(*parts, packed(draft.gap) if draft.gone else b"")
 
 

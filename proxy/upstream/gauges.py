@@ -23,9 +23,10 @@ def parse_gauges(metrics: bytes) -> Gauges:
     found: dict[bytes, list[float]] = {}
     for name, value in _SAMPLE.findall(metrics):
         try:
-            found.setdefault(name, []).append(float(value))
+            number = float(value)
         except ValueError:
             continue
+        found.setdefault(name, []).append(number)
     running, waiting = found.get(b"num_requests_running"), found.get(b"num_requests_waiting")
     usage = found.get(b"kv_cache_usage_perc")
     return Gauges(

@@ -180,7 +180,7 @@ class Vllm:
 
     @property
     def crowded(self) -> bool:
-        """Whether live requests fill so much of vLLM's KV cache that what was cached may be gone; asks anew for next time.
+        """Whether live requests fill so much of the KV cache that what was cached may be gone; asks for the next time.
 
         vLLM's gauge lags by an engine step, so that a figure of some seconds ago is as good.
         """

@@ -15,7 +15,7 @@ from proxy.upstream.vllm import Fetch
 
 _POLL_SECONDS = 0.2
 _ASK_SECONDS = 2.0
-log = logging.getLogger("proxy.keeper")
+log = logging.getLogger("proxy.upkeep")
 
 
 class Keeper:

@@ -17,13 +17,15 @@ answer comes back as bytes.  README.md beside this file tells the life of a requ
     learning       lines that proved volatile, beyond one chat
     store/         one SQLite file: the queue before it, the writer, migrations, what is done when the file fails
     upstream/      what faces vLLM: connections, headers, models and health, the template probe
-    chat_template  templates as files: ours, and how vLLM renders one
+    chat_template  templates as files: ours, and how vLLM renders one; template_verdicts judges
     config/        every setting, declared once; flags, environment, TOML
     metrics, logs  every metric, label and bucket; log lines without any text of users
     aio            the only module that creates tasks
     secret         what salts and the delimiters of notes are made from
     commands/      the command line, one module a command
     bench/         chats as Open WebUI tells them, for the command of that name alone
+    doctor/        what is looked at in a running vLLM, its flags and Open WebUI, and what is made of it
+    starting, own_template, child, upkeep   for `up`: vLLM's command line, its template, its process, its restarts
     demo/          a real vLLM on the CPU and a chat with it; nothing of the proxy imports it but its command
 
 Who may import whom.  Arrows point inwards; tests/test_house_rules.py holds the first rule.
@@ -41,6 +43,7 @@ Who may import whom.  Arrows point inwards; tests/test_house_rules.py holds the 
     holding        imports config, core and coalesce_metrics; flight also aio, rewriting and downstream.answers
     downstream     imports all of the above; never app or commands
     app            imports all of the above
-    commands       import app, config, chat_template, downstream, store, upstream, bench and demo; with demo the only
-                   ones that print
+    doctor         imports config, core, template_verdicts and upstream
+    commands       import app, config, chat_template, downstream, store, upstream, bench, demo, doctor and what `up`
+                   needs; with demo the only ones that print
 """

@@ -222,8 +222,8 @@ def _fell_back(
 ) -> None:
     """What vLLM refused is off for this model until it is found anew; the ledger is told what vLLM has instead.
 
-    Where it may have been a task's priority or its text, it is the priority first: only an older vLLM refuses either,
-    and a text that went up once, with an instruction behind it, is no odd one.
+    Where it may have been a task's priority or its text, it is the priority: an older vLLM refuses any, while the text
+    is one that it has answered before, with an instruction behind it.
     """
     if "rank" in ours:
         state.templates.refuse_priority(model)

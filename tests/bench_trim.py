@@ -20,7 +20,7 @@ from rich.table import Table
 from proxy.app import build_app
 from proxy.config import Config
 from proxy.core.counting import Question
-from proxy.core.draft import Facts, Lengths, Template, Trim
+from proxy.core.draft import Cut, Facts, Lengths, Template, Trim
 from proxy.core.estimate import likely, texts_of, utf8_bytes
 from proxy.core.ledger import Ledger
 from proxy.core.pipeline import rewrite
@@ -135,7 +135,8 @@ class Core:
 
     def __init__(self, server: Server, size: int | None, low_share: float) -> None:
         self._server, self._size, self._trim = server, size, Trim(low_share)
-        self._ledger, self._counts, self._cut = Ledger(64 << 20), dict[bytes, int](), None
+        self._ledger, self._counts = Ledger(64 << 20), dict[bytes, int]()
+        self._cut: Cut | None = None
         self.asked = self.cuts = self.left_out = 0
 
     def send(self, messages: Sequence[Message], reply: Message) -> int:

@@ -12,6 +12,7 @@ from proxy.commands import main
 from proxy.config.groups import Upstream as Settings
 from proxy.doctor.looking import look
 from proxy.doctor.server import Server
+from tests.conftest import RunningProxy
 from tests.fake_engine import Rules
 from tests.fake_replies import Raw, Reply, json_error
 from tests.fake_vllm import FakeVllm
@@ -74,6 +75,13 @@ async def test_what_is_no_vllm_is_said_so(fake_vllm: FakeVllm) -> None:
     assert "no vLLM" in (await seen(fake_vllm)).problem
     await fake_vllm.stop()
     assert "cannot be reached" in (await seen(fake_vllm)).problem
+
+
+async def test_the_proxy_itself_is_not_taken_for_vllm(proxy: RunningProxy, fake_vllm: FakeVllm) -> None:
+    """The usual mistake: its address is the one that people know."""
+    assert fake_vllm.url != proxy.url
+    server = await look(Settings(url=proxy.url), None, report=lambda _doing: None, watch_seconds=WATCHED)
+    assert "This is the proxy" in server.problem
 
 
 async def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:

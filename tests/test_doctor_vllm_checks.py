@@ -85,6 +85,9 @@ def test_the_cost_is_what_was_measured() -> None:
         ({"watched_seconds": 0.0}, "keep-alive", "note"),
         ({"idle_seconds": None}, "keep-alive", "well"),
         ({"open_paths": ()}, "open endpoints", "well"),
+        ({"beyond_loopback": None}, "open endpoints", "note"),
+        ({"policy": "priority"}, "scheduling policy", "well"),
+        ({"policy": "fcfs"}, "scheduling policy", "note"),
     ],
 )
 def test_what_is_not_seen_is_said(change: dict[str, Any], check: str, state: str) -> None:

@@ -31,7 +31,6 @@ TESTED_ELSEWHERE = {
     "proxy/coalesce_metrics.py": "test_flight.py",  # each is counted where it happens
     "proxy/commands/keys.py": "test_commands.py",  # one line of output
     "proxy/config/": "test_config.py",  # one subject: a setting from its declaration to its error message
-    "proxy/core/images.py": "test_security.py",  # what counts is that no request with such a URL gets through
     "proxy/core/last_prompt.py": "test_prefix.py",  # what is kept shows in what is predicted from it
     "proxy/core/masked.py": "test_prefix.py",  # two functions of a line
     "proxy/core/past.py": "test_prefix.py",  # a bounded list
@@ -44,7 +43,6 @@ TESTED_ELSEWHERE = {
     "proxy/doctor/server.py": "test_doctor_vllm_checks.py",  # values
     "proxy/doctor/sockets.py": "test_doctor_looking.py",  # what is seen over a socket
     "proxy/doctor/webui_checks.py": "test_doctor_webui.py",  # what is said of what was read
-    "proxy/downstream/chat.py": "test_relay_bytes.py",  # the order of what other modules do
     "proxy/downstream/failures.py": "test_relay_failures.py",  # what a client sees of them
     "proxy/downstream/shared.py": "test_flight.py",  # the run and those who share it show together
     "proxy/downstream/sharer.py": "test_flight.py",

@@ -1,11 +1,12 @@
 """What every request passes on its way in, and every answer on its way out."""
 
+import asyncio
 import logging
 
 import pytest
 
 from proxy.downstream.middlewares import MIDDLEWARES
-from tests.conftest import RunningProxy, StartProxy
+from tests.conftest import RawConnect, RunningProxy, StartProxy
 
 
 def test_the_order_is_the_one_that_the_comment_gives_reasons_for() -> None:
@@ -59,3 +60,16 @@ async def test_a_fault_of_our_own_is_500_json_without_its_text(
     assert "sk-secret" not in caplog.text
     assert [vars(record)["error"] for record in caplog.records if record.name == "proxy.errors"] == ["RuntimeError"]
     assert proxy.sample("proxy_requests_total", outcome="failed", status="500") == 1
+
+
+async def test_a_stream_to_an_old_client_that_keeps_connections_ends_with_its_connection(
+    proxy: RunningProxy, raw_connect: RawConnect
+) -> None:
+    """HTTP/1.0 knows no chunks: a client that said `keep-alive` would otherwise wait for an end that never shows."""
+    client = await raw_connect(proxy.port)
+    body = b'{"model":"fake","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: {len(body)}\r\n\r\n"
+    await client.send(head.encode() + body)
+    assert b"Connection: close\r\n" in await client.head()
+    async with asyncio.timeout(5):
+        assert (await client.rest()).endswith(b"data: [DONE]\n\n")

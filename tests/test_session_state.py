@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.core.draft import Cut
+from proxy.core.draft import Cut, records_of
 from proxy.core.learned_lines import Lines
 from proxy.core.ledger import Ledger
-from proxy.core.pipeline import draft_of, records_of
+from proxy.core.pipeline import draft_of
 from proxy.core.request import ChatRequest
 from proxy.session_state import dump, load
 

@@ -84,6 +84,7 @@ def test_flags_that_vllm_would_not_take_are_refused_before_it_starts(words: list
 
 
 def test_other_flags_pass() -> None:
+    """Also short ones, and none at all."""
     refuse_what_cannot_be(["--max-model-len", "4096", "--block-size", "128", "-tp", "2"])
     refuse_what_cannot_be([])
 

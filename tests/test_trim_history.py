@@ -232,3 +232,27 @@ def test_counts_that_are_bounds_make_no_exact_one() -> None:
     assert done.exact
     rough = Facts(**{**_fields(facts), "rough": frozenset(question.key for question in asked)})
     assert not answered(ChatRequest(tuple(chat), {"max_tokens": 1}), rough)[0].exact
+
+
+def test_a_cut_stays_where_the_first_message_kept_was_changed() -> None:
+    """What stood before it is the same, and stays left out: nothing comes back that was gone."""
+    chat = [SYSTEM, user("w " * 20), says("a"), user("w " * 20), says("b"), user("three")]
+    facts = facts_for(60)
+    done, _ = answered(ChatRequest(tuple(chat), {"max_tokens": 1}), facts)
+    assert done.cut is not None
+    assert done.left_out == 2
+    facts.ledger.record(done.records)
+    edited = [*chat[:3], user("shorter"), *chat[4:]]
+    again = Facts(**{**_fields(facts), "cut": done.cut})
+    sent = answered(ChatRequest(tuple(edited), {"max_tokens": 1}), again)[0].request.messages
+    assert list(sent) == [SYSTEM, *edited[3:]]
+
+
+def test_a_cut_inside_a_turn_ends_with_the_calls_that_it_left_out() -> None:
+    """The answer is regenerated, with one call instead of many: nothing of it is missing."""
+    chat = [SYSTEM, user("q"), calls("a"), result("a"), calls("b"), result("b")]
+    stored = Cut(0, message_digest(chat[1]), 3)
+    facts = Facts(**{**_fields(facts_for(1000)), "cut": stored})
+    assert list(within(999, chat, facts).request.messages) == [SYSTEM, chat[1], *chat[4:]]
+    for other in ([SYSTEM, user("q")], [SYSTEM, user("q"), calls("c", "d"), result("c"), result("d")]):
+        assert list(within(999, other, facts).request.messages) == other

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from proxy.core.draft import Trim
 from proxy.core.learned_lines import Lines
-from proxy.core.pipeline import Rewritten
 from proxy.core.reject import Reject
 from proxy.core.request import ChatRequest, Message
 from proxy.core.text import message_digest, text_of
@@ -22,15 +20,17 @@ from tests.trimming import answered
 from tests.webui import CLOCKS, Client
 from tests.wire import TEMPLATES
 
-EXAMPLES = int(os.environ.get("TRIM_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("TRIM_EXAMPLES", "20"))
 # Without shrinking: these chats are long, and a failure that takes minutes to show is looked at by nobody.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 QUICK = settings(max_examples=EXAMPLES, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 PLAIN = ("say", "say", "long", "tools", "loop", "image", "repeat")
 """Only appends, and the client tells everything as it went up: no text moves."""
-KINDS = (*PLAIN, "documents", "same_document", "same_document", "memory", "regenerate", "edit", "arrow", "goes_on")
-KINDS += ("cites", "twice", "stopped", "failed", "save", "compact")
+KINDS: tuple[str, ...] = (
+    *PLAIN, "documents", "same_document", "same_document", "memory", "regenerate", "edit", "arrow", "goes_on",
+    "cites", "twice", "stopped", "failed", "save", "compact",
+)  # fmt: skip
 
 
 def chats(
@@ -82,14 +82,6 @@ def sent_by(chat: tuple[Client, list[LongAction]]) -> tuple[TrimWire, list[Sent]
     """Play a chat; return its wire and all that went up."""
     wire = wire_of(played(chat))
     return wire, wire.sent
-
-
-def without_limit(sent: Sent, *, cut: bool) -> Rewritten:
-    """Return what would have gone up before a model with room for all, with the cut before it or without one."""
-    lengths = replace(sent.facts.lengths, max_model_len=None if not cut else 1 << 20)
-    facts = replace(sent.facts, lengths=lengths, cut=sent.before if cut else None)
-    done, _ = answered(ChatRequest(sent.told, {"max_tokens": 60}), facts, count_of)
-    return done
 
 
 def by_value(messages: Sequence[Message]) -> list[Any]:
@@ -153,8 +145,7 @@ def test_the_cut_moves_only_past_the_mark_and_never_back(chat: tuple[Client, lis
         told = [message_digest(message) for message in sent.told[head_size(sent.told) :]]
         if before is not None and told[before.turn] == before.seen:
             assert (after.turn, after.inner) > (before.turn, before.inner)
-        uncut = without_limit(sent, cut=True)
-        assert tokens_of(uncut.request) > wire.marks.high
+        assert sent.uncut > wire.marks.high
 
 
 @given(chats(("say", "long", "tools", "loop", "image", "repeat", "memory")))
@@ -197,9 +188,8 @@ def test_a_request_that_fits_is_untouched(chat: tuple[Client, list[LongAction]])
     for sent in all_sent:
         if sent.before is not None:
             continue
-        free = without_limit(sent, cut=False)
-        if tokens_of(free.request) <= wire.marks.high:
-            assert sent.done.request.messages == free.request.messages
+        if tokens_of(sent.free.request) <= wire.marks.high:
+            assert sent.done.request.messages == sent.free.request.messages
             assert sent.done.cut is None
 
 

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from proxy.child import Child
 from proxy.core.endings import CAUSES
-from proxy.upkeep import Keeper
 from proxy.restart_metrics import RestartMetrics
+from proxy.upkeep import Keeper
 from tests.conftest import RunningProxy
 
 
@@ -50,7 +50,8 @@ async def test_each_end_is_counted_by_its_cause_and_followed_by_a_start(
     async with asyncio.timeout(20):
         while proxy.sample("proxy_vllm_restarts_total", cause="gpu_memory") < 3:  # noqa: ASYNC110  a count of metrics
             await asyncio.sleep(0.02)
-    assert await anext(beside, None) is None
+    with pytest.raises(StopAsyncIteration):
+        await anext(beside)
     assert keeper.child.code is not None
     assert any(line.startswith("vLLM ended: The GPU's memory does not suffice.") for line in told)
 

@@ -38,6 +38,8 @@ class Sent:
     facts: Facts
     tokens: int
     anchored: bool  # vLLM had counted a prompt that this one goes on from
+    uncut: int  # tokens that it had had if the cut before it had stayed
+    free: Rewritten  # what had gone up before a model without a limit
 
 
 @dataclass
@@ -68,6 +70,9 @@ class TrimWire(Wire):
         known = any(node.upto for node in self.ledger.nodes())
         done, asked = answered(request, facts, count_of)
         assert done.failed == ()
+        wide = replace(facts, lengths=replace(facts.lengths, max_model_len=1 << 20))
+        uncut = tokens_of(answered(request, wide, count_of)[0].request)
+        free = answered(request, replace(facts, lengths=replace(facts.lengths, max_model_len=None)), count_of)[0]
         self.node = self.ledger.record(done.records)
         if done.cut is not None:
             self.cut = done.cut
@@ -75,7 +80,7 @@ class TrimWire(Wire):
         if messages[-1].get("role") != "assistant":
             self.node.upto, self.node.family = tokens, done.family
         self.told = tuple(messages)
-        self.sent.append(Sent(self.told, done, asked, before, facts, tokens, known))
+        self.sent.append(Sent(self.told, done, asked, before, facts, tokens, known, uncut, free))
         return done
 
 

@@ -26,16 +26,17 @@ from proxy.core.plan_flags import Advice
 from proxy.core.template_check import checked, stable
 from proxy.demo.screen import Screen
 from proxy.doctor.flags import parse
-from proxy.upkeep import Keeper
 from proxy.own_template import choose, folder_of
 from proxy.starting import Asked, advise, command_of, find_card, find_vllm, read_shape, refuse_what_cannot_be
 from proxy.template_verdicts import check_upstream, fitting
+from proxy.upkeep import Keeper
 from proxy.upstream.client import Upstream
 from proxy.upstream.rendering import NoAnswer, UpstreamRenderer
 
 TAKES_REST = True  # what stands after `--` is vLLM's
 FAILED = 1
 _OURS_LOG = "-"
+_MOST_PATH_BYTES = 100  # the system has room for 107
 _EPILOG = """\
 examples:
   prefix-proxy up Qwen/Qwen2.5-7B-Instruct
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     program = "vllm" if args.dry_run else find_vllm()
     with tempfile.TemporaryDirectory(prefix="prefix-proxy-") as folder:
         socket = Path(folder, "vllm.sock")
+        if len(os.fsencode(socket)) > _MOST_PATH_BYTES:
+            raise SettingError("The folder of TMPDIR has too long a name for a socket file in it: set a shorter one.")
         advice, notes = _prepare(args)
         command = command_of(program, args.model, socket, advice, args.rest)
         if args.dry_run:
@@ -168,6 +171,8 @@ async def _first_start(args: argparse.Namespace, loaded: Loaded, keeper: Keeper)
         await keeper.child.start()
     except OSError as error:
         raise SettingError(f"vLLM cannot be started: {(error.strerror or 'it is no program').lower()}.") from None
+    if told:  # while it was being started, when there was nothing to ask yet
+        keeper.child.ask()
     screen, upstream = Screen(Console(stderr=True)), Upstream(loaded.config.upstream)
     try:
         log = keeper.child.log
@@ -181,7 +186,7 @@ async def _first_start(args: argparse.Namespace, loaded: Loaded, keeper: Keeper)
             print(f"prefix-proxy: vLLM ended while it started. {ending.sentence}", file=sys.stderr)
             return FAILED
         await _tell_template(upstream)
-        return None
+        return 128 + told[0] if told else None
     finally:
         screen.close()
         await upstream.close()

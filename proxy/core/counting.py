@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.request import Message
-from proxy.core.text import digest, packed
+from proxy.core.text import digest, message_digest, packed
 
 _X: Message = {"role": "user", "content": "x"}
 _Y: Message = {"role": "assistant", "content": "y"}
@@ -41,6 +41,7 @@ class Counter:
     known: Mapping[bytes, int]
     rough: frozenset[bytes] = frozenset()
     missing: dict[bytes, Question] = field(default_factory=dict)
+    _prints: dict[int, tuple[Message, bytes]] = field(default_factory=dict)
 
     def prompt(
         self, messages: Sequence[Message], rest: Mapping[str, object] | None = None, *, generation: bool = False
@@ -50,10 +51,17 @@ class Counter:
 
     def _key(self, messages: Sequence[Message], rest: Mapping[str, object], generation: bool) -> bytes:
         fields = {name: rest[name] for name in TEMPLATE_FIELDS if rest.get(name) is not None}
-        key = digest(packed(list(messages)), packed(fields), b"%d" % generation)
+        key = digest(packed(fields), b"%d" % generation, *map(self._print, messages))
         if key not in self.known:
             self.missing[key] = Question(key, tuple(messages), fields, generation)
         return key
+
+    def _print(self, message: Message) -> bytes:
+        """Return a message's digest, made once however many prompts it is in: it may be megabytes long."""
+        known = self._prints.get(id(message))
+        if known is None:
+            known = self._prints[id(message)] = message, message_digest(message)  # held, so that its id stays its own
+        return known[1]
 
     def stretch(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> int | None:
         """Return what `messages` add to a prompt; `before` is the turn that they go on with, if they begin in one."""

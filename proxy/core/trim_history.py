@@ -51,8 +51,8 @@ def trim_history(draft: Draft, facts: Facts) -> Draft:
         return draft
     most = facts.lengths.max_prompt
     trim = _Trim(facts, marks(size, _reserve(draft, facts), facts.trim.low_share, most), size, draft)
-    stored = facts.cut
-    kept = trim.cut(stored) if stored is not None and _holds(stored, draft) else draft
+    held = _held(facts.cut, draft) if facts.cut is not None else None
+    kept = trim.cut(held) if held is not None else draft
     kept = replace(kept, family=family_of(kept))
     known = bound(kept, family_of(kept), facts.image_tokens)
     if known <= trim.marks.high and known + _asked(draft, facts) <= size:
@@ -88,16 +88,21 @@ def _asked(draft: Draft, facts: Facts) -> int:
     return min(asked[0], facts.lengths.cap or asked[0]) if asked else 0
 
 
-def _holds(cut: Cut, draft: Draft) -> bool:
-    """Say whether a stored cut is one of this conversation: its first kept message is where it was.
+def _held(cut: Cut, draft: Draft) -> Cut | None:
+    """Return what holds of a stored cut: nothing where its first kept message is not one of this conversation.
 
-    It may be told otherwise by now: a block in front of it has come or gone, and it goes out as it was sent.
+    It may be told otherwise by now, for a block in front of it has come or gone, or the user has changed it: what
+    stands before it is the same then, and stays left out.  Inside the turn it holds where calls still begin.
     """
     if cut.turn >= len(draft.entries):
-        return False
+        return None
     entry = draft.entries[cut.turn]
-    node = entry.node
-    return cut.seen in ((entry.seen,) if node is None else (entry.seen, node.seen, node.short))
+    same = cut.seen == entry.seen or (entry.node is not None and cut.seen in (entry.node.seen, entry.node.short))
+    before = draft.entries[cut.turn - 1].node if cut.turn else None
+    if not same and (before is None or entry.role != "user" or all(n.seen != cut.seen for n in before.children)):
+        return None
+    begins = cut.inner < len(draft.entries) and draft.entries[cut.inner].role == "assistant"
+    return cut if cut.inner == cut.turn + 1 or (same and begins) else replace(cut, inner=cut.turn + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Asks a running vLLM for all that the checks judge: it generates single tokens, and computes two prompts twice."""
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ from proxy.upstream.rendering import NoAnswer, UpstreamRenderer
 from proxy.upstream.vllm import parse_models
 
 WATCH_SECONDS = 8.0  # vLLM closes after 5; a proxy's pool keeps connections for 4
-_QUICK_SECONDS, _GENERATE_SECONDS = 5.0, 300.0
+_QUICK_SECONDS, _SLOW_SECONDS, _GENERATE_SECONDS = 5.0, 30.0, 300.0
+_POLICY = re.compile(rb"\bpolicy[\"']?\s*[=:]\s*[\"']?(fcfs|priority)\b")
 _ANSWER_BYTES = 32 * 1024 * 1024
 # A prompt that a CPU computes in seconds; where that is nothing, one that a GPU feels.
 _FEW_TOKENS, _MANY_TOKENS = 500, 6000
@@ -76,6 +78,8 @@ class _Look:
             served = ", ".join(list(models.models)[:5])
             return replace(bare, problem=f"vLLM does not serve {self.model}; it serves {served}.")
         version = (await self._get("/version"))[1].get("version")
+        if version is None and "status" in (await self._get("/ready"))[1]:
+            return replace(bare, problem="This is the proxy: name the address of vLLM itself.")
         return replace(
             bare,
             model=self.model,
@@ -102,10 +106,21 @@ class _Look:
             path for method, path in asked if (await self._raw(self.keyless, method, path, b"{}"))[0] in (200, 400, 422)
         ]
         developer = (await self._get("/is_sleeping"))[0] == 200
-        beyond = await is_beyond_loopback(self.url)
+        policy = await self._policy() if developer else None
         return replace(
-            server, needs_key=needs_key, open_paths=tuple(found), developer_routes=developer, beyond_loopback=beyond
+            server,
+            needs_key=needs_key,
+            open_paths=tuple(found),
+            developer_routes=developer,
+            policy=policy,
+            beyond_loopback=await is_beyond_loopback(self.url),
         )
+
+    async def _policy(self) -> str | None:
+        """Return how vLLM orders requests; only its developers' routes tell."""
+        _, raw = await self._raw(self.upstream, "GET", "/server_info?config_format=json", seconds=_SLOW_SECONDS)
+        found = _POLICY.search(raw)
+        return found[1].decode() if found else None
 
     async def _template(self, server: Server) -> Server:
         try:

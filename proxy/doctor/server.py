@@ -34,6 +34,7 @@ class Server:
     open_paths: tuple[str, ...] = ()  # answer without the key
     beyond_loopback: bool | None = None  # reached by another of this machine's addresses too
     developer_routes: bool = False
+    policy: str | None = None  # fcfs or priority; only a vLLM with developer routes tells
     cold: Timed | None = None  # a prompt that it had not seen
     warm: Timed | None = None  # the same once more
     idle_seconds: float | None = None  # until it closed an idle connection; None: not while that was watched

@@ -50,12 +50,12 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def is_beyond_loopback(url: str) -> bool | None:
-    """Say whether a server is reached by more than loopback; None if that cannot be told."""
+    """Say whether a server on loopback is reached by this machine's other address too; None if that cannot be told."""
     if url.startswith("unix:"):
         return False
     where = URL(url)
     if where.host not in _LOOPBACK:
-        return True
+        return None
     own = await asyncio.to_thread(own_address, *_NOWHERE)
     if own is None or own.startswith("127."):
         return None

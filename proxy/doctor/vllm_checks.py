@@ -105,7 +105,7 @@ def _template(server: Server) -> Iterator[Finding]:
         return
     broken = [each for each in found.verdicts if each.outcome == "unstable" and each.counted]
     causes = ", ".join(dict.fromkeys(str(each.cause) for each in broken))
-    cost = f" ({_times(server)})" if _times(server) else ""
+    cost = f" ({_times(server)})" if _times(server) and server.caches_prefixes else ""
     why = f"From there on a turn is computed anew, whatever the proxy sends{cost}."
     names = ", ".join(each.case for each in broken[:5])
     yield _of("mend", "chat template", f"Not stable: {causes} (cases: {names}).", why, _template_mend(server, causes))
@@ -142,7 +142,11 @@ def _tools_of_tasks(server: Server) -> Iterator[Finding]:
 
 def _scheduling(server: Server) -> Iterator[Finding]:
     why = "With it titles and tags wait behind chats (the proxy's step rank)."
-    yield _of("note", "scheduling policy", "Not to be seen from outside.", why, "--scheduling-policy priority")
+    says = "First come, first served." if server.policy == "fcfs" else "Not to be seen from outside."
+    if server.policy == "priority":
+        yield _of("well", "scheduling policy", "By priority.")
+    else:
+        yield _of("note", "scheduling policy", says, why, "--scheduling-policy priority")
 
 
 def _context(server: Server) -> Iterator[Finding]:
@@ -185,6 +189,10 @@ def _doors(server: Server) -> Iterator[Finding]:
         why = f"{doors} answer {key}: whoever reaches the port has the model, past the proxy."
         yield _of("mend", "open endpoints", "vLLM is reached by more than this machine's loopback.", why,
                   "--uds PATH or --host 127.0.0.1; or a firewall that lets the proxy alone in")  # fmt: skip
+    elif server.beyond_loopback is None and server.open_paths:
+        why = "Whoever reaches this address has the model, past the proxy; who does cannot be told from here."
+        yield _of("note", "open endpoints", f"{doors} answer without a key.", why,
+                  "--uds PATH, --host 127.0.0.1 or a network that only the proxy is in")  # fmt: skip
     elif server.open_paths:
         yield _of("well", "open endpoints", f"{doors} take no key, and only this machine reaches them.")
     else:

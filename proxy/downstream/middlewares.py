@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from proxy import logs
@@ -145,6 +145,10 @@ async def add_response_headers(request: web.Request, response: web.StreamRespons
     # An answer to `Expect` goes out before any middleware has run.
     response.headers["X-Request-Id"] = request.get(REQUEST_ID) or request_id(request.headers.get("X-Request-Id"))
     response.headers.pop(hdrs.SERVER, None)
+    if request.version < HttpVersion11 and response.content_length is None:
+        # Only the end of the connection ends this body; aiohttp would keep it open for a client that asked for that.
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
     origins = request.app[STATE].config.cors.origins
     if origins:
         cors.add_headers(request, response, origins)

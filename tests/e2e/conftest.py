@@ -23,6 +23,7 @@ VLLM_FLAGS = {
         "--max-model-len", "16384", "--enable-server-load-tracking",
         "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
     ),
+    "smollm2-slot": ("--max-num-batched-tokens", "256", "--max-num-seqs", "1"),  # one request at a time
     "qwen2tiny-small": ("--max-model-len", "2048"),  # a chat outgrows it in twenty turns
 }  # fmt: skip
 
@@ -64,10 +65,11 @@ def told_to_stop() -> Iterator[None]:
 def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Child]:
     """A real vLLM that serves one of recipe.MODELS under its name, one at a time.
 
-    SmolLM2-135M-Instruct, unless a module is parametrized (indirectly, in the scope of the session) with another.
+    SmolLM2-135M-Instruct, unless a module is parametrized (indirectly, in the scope of the session) with another
+    of VLLM_FLAGS, named MODEL or MODEL-KIND.
     """
     named: str = getattr(request, "param", "smollm2")
-    model = named.removesuffix("-small")
+    model = named.partition("-")[0]
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     with server.vllm(environment(model), log=log, model=model, flags=VLLM_FLAGS[named]) as child:
         child.wait_ready()

@@ -69,6 +69,7 @@ def test_each_fault_of_a_badly_started_vllm_is_named_with_its_cure(
         cures["keep-alive"].startswith("VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5") and "after 1." in found["keep-alive"]["says"]
     )
     assert "VLLM_SERVER_DEV_MODE" in cures["developer routes"]
+    assert found["scheduling policy"]["says"] == "First come, first served."
 
 
 def test_a_well_started_vllm_has_nothing_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,8 +63,10 @@ def test_only_the_named_host_passes(url: str) -> None:
 
 
 def test_a_part_without_a_type_or_with_an_odd_one_is_looked_at_all_the_same() -> None:
-    """vLLM infers the type of a part that has none."""
-    for odd in ({"image_url": {"url": "http://x/"}}, {"type": None, "image_url": "http://x/"}):
+    """vLLM infers the type of a part that has none, and of any part that has a `uuid`."""
+    by_field = {"uuid": "u", "image_url": {"url": "http://x/"}}
+    odd_types = [{"type": kind, **by_field} for kind in ("text", "image_embeds", "IMAGE_URL", "image_pil")]
+    for odd in ({"image_url": {"url": "http://x/"}}, {"type": None, "image_url": "http://x/"}, *odd_types):
         with pytest.raises(Reject):
             check(odd)
 

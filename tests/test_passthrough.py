@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path not in OUTPUT_FIELD])
 async def test_bodies_cross_byte_for_byte_both_ways(start_proxy: StartProxy, fake_vllm: FakeVllm, path: str) -> None:
-    """Nobody reads them here, so nothing can be lost."""
+    """They are looked at, never written anew, so nothing can be lost."""
     fake_vllm.answers[path] = Raw([ODD], headers=JSON, framing="length")
     proxy = await start_proxy()
     async with proxy.post(ODD, path) as answer:
@@ -203,3 +203,26 @@ async def test_a_drain_that_is_over_ends_what_still_runs(start_proxy: StartProxy
         rest = await answer.read()
     assert b'data: {"error":' in rest and rest.endswith(b"data: [DONE]\n\n")
     assert proxy.sample("proxy_requests_total", outcome="drained") == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/"}}]}]}',
+        b'{"data_1":{"content":[{"type":"video_url","video_url":{"url":"file:///x"}}]}}',
+        b'{"input":' + b"[" * 200 + b"]" * 200 + b"}",
+        b'{"input":"x","temperature":NaN}',
+        b"[]",
+    ],
+    ids=["image", "video", "deep", "nan", "list"],
+)
+async def test_what_a_chat_may_not_hold_no_other_route_passes(
+    start_proxy: StartProxy, fake_vllm: FakeVllm, path: str, body: bytes
+) -> None:
+    """vLLM fetches the images of what it counts, embeds or ranks as it does those of chats."""
+    proxy = await start_proxy()
+    async with proxy.post(body, path) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"
+    assert fake_vllm.of(path) == []

@@ -22,15 +22,15 @@ def check_urls(messages: Sequence[Message], hosts: Collection[str]) -> None:
         if isinstance(message.get("content"), str):
             continue
         for j, part in enumerate(parts_of(message)):
-            kind = part.get("type")
-            for name in MEDIA if kind is None or kind in MEDIA else ():
+            # Whatever the part says that it is: with a `uuid`, or a type that it does not know, vLLM goes by the field.
+            for name in MEDIA:
                 url = _url(part.get(name))
                 if url is not None and not _allowed(url, hosts):
                     raise _refused(f"messages[{i}].content[{j}].{name}")
 
 
 def check_media(fields: Mapping[str, object], hosts: Collection[str], most: int) -> None:
-    """Do the same for a body of /v1/responses or /v1/messages, wherever in it a media source stands, without recursion.
+    """Do the same for a body of any other route, wherever in it a media source stands, without recursion.
 
     Raises Reject 400 also for more than `most` sources.  What describes tools, or was given to one, is no source.
     """

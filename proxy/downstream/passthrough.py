@@ -4,7 +4,9 @@ import asyncio
 
 from aiohttp import ClientError, ClientResponse, web
 
+from proxy.core.images import check_media
 from proxy.core.reject import Reject
+from proxy.core.request import parse_body
 from proxy.downstream.body import read_body
 from proxy.downstream.entering import entered
 from proxy.downstream.errors import after_start, json_response, upstream_error_body
@@ -43,6 +45,10 @@ async def _exchange(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, limit_bytes, seconds=limits.body_seconds)
     if request.path in OUTPUT_FIELD:
         body = await prepare_other(state, request[CALLER], request.headers, body, request.path)
+    else:
+        # Chats are counted, embedded and ranked with their images, which vLLM fetches for that.
+        fields = parse_body(body, max_messages=limits.messages, max_images=limits.images, chat=False).request.rest
+        check_media(fields, state.config.images.allow_hosts, limits.images)
     with entered(request) as guest:
         if request.path in _SMALL:
             return await _forwarded(request, body)

@@ -5,7 +5,7 @@ answer comes back as bytes.  README.md beside this file tells the life of a requ
 
     app            composition root: builds the state, adds the routes, closes everything in reverse
     state          the app's typed state, and the keys of what one request carries
-    downstream/    what faces clients: chat and relay, passthrough, models, admin, health; middlewares, auth, body, CORS
+    downstream/    what faces clients: chat and relay, passthrough, models, websocket, status, admin; middlewares, auth
     rewriting      the seam between shell and core: what is sent in place of what was received
     facts, memory  its two halves: what is looked up for a request; what is remembered of an exchange
     flight         which requests share a run of vLLM and whose place one takes; holding: tasks that wait for their chat
@@ -18,8 +18,9 @@ answer comes back as bytes.  README.md beside this file tells the life of a requ
     store/         one SQLite file: the queue before it, the writer, migrations, what is done when the file fails
     upstream/      what faces vLLM: connections, headers, models and health, the template probe
     chat_template  templates as files: ours, and how vLLM renders one; template_verdicts judges
+    overview       what the status page shows of one moment
     config/        every setting, declared once; flags, environment, TOML
-    metrics, logs  every metric, label and bucket; log lines without any text of users
+    metrics, logs  every metric, label and bucket; collectors; log lines without any text of users
     aio            the only module that creates tasks
     secret         what salts and the delimiters of notes are made from
     commands/      the command line, one module a command

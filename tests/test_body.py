@@ -175,3 +175,16 @@ def test_the_cuts_between_chunks_never_matter(plain: bytes, data: st.DataObject)
     for start, end in zip([0, *cuts], [*cuts, len(packed)], strict=True):
         sink.feed(packed[start:end])
     assert sink.close() == plain + plain
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip,chunked", "deflate\r\nTransfer-Encoding: chunked"])
+async def test_chunked_is_the_only_transfer_coding(
+    proxy: RunningProxy, fake_vllm: FakeVllm, raw_connect: RawConnect, coding: str
+) -> None:
+    """Another one is refused and ends the connection, though aiohttp would read on past it (SC-03)."""
+    client = await raw_connect(proxy.port)
+    await client.send(f"POST {PATH} HTTP/1.1\r\nHost: proxy\r\nTransfer-Encoding: {coding}\r\n\r\n".encode())
+    await client.send(b"2\r\n{}\r\n0\r\n\r\n")
+    async with asyncio.timeout(5):
+        assert b" 400 " in await client.rest()
+    assert fake_vllm.generations == []

@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 
-import aiohttp
 import pytest
 
 from proxy.config import Key
@@ -123,22 +122,32 @@ async def test_when_the_client_goes_the_upstream_is_hung_up_on(
 
 
 async def test_a_stream_that_is_cut_ends_with_an_error_event(start_proxy: StartProxy, fake_vllm: FakeVllm) -> None:
-    """Never a bare cut, and what came stays."""
-    fake_vllm.answers["/v1/responses"] = Raw([b"data: {}\n\n"], end="cut")
+    """Never a bare cut; what came stays but for half an event, and whose fault it is is told (ST-06, MR-05)."""
+    fake_vllm.answers["/v1/responses"] = Raw([b"data: {}\n\n", b'event: x\ndata: {"ha'], end="cut")
     proxy = await start_proxy()
     async with proxy.post(b"{}", "/v1/responses") as answer:
         text = await answer.read()
-    assert text.startswith(b"data: {}\n\n") and b'data: {"error":' in text and text.endswith(b"data: [DONE]\n\n")
+    came, _, rest = text.partition(b'data: {"error":')
+    assert came == b"data: {}\n\n"
+    assert b'"type":"server_error"' in rest and b'"code":502' in rest and rest.endswith(b"data: [DONE]\n\n")
     assert proxy.sample("proxy_upstream_errors_total", kind="cut") == 1
 
 
 async def test_a_plain_answer_that_is_cut_does_not_look_complete(start_proxy: StartProxy, fake_vllm: FakeVllm) -> None:
-    """Half a JSON document with a proper end would be a lie."""
+    """Half a JSON document would be a lie under a 200, with a proper end or without."""
     fake_vllm.answers["/v1/embeddings"] = Raw([b'{"data":'], headers=JSON, end="cut")
     proxy = await start_proxy()
     async with proxy.post(b"{}", "/v1/embeddings") as answer:
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await answer.read()
+        assert (answer.status, (await answer.json())["error"]["type"]) == (502, "server_error")
+    assert proxy.sample("proxy_upstream_errors_total", kind="cut") == 1
+
+
+async def test_a_redirect_of_the_upstream_is_no_answer(start_proxy: StartProxy, fake_vllm: FakeVllm) -> None:
+    """Its address may be wrong; the client could do nothing with a redirect that names no place."""
+    fake_vllm.answers["/v1/embeddings"] = Raw([b""], status=307, headers={"Location": "/x"}, framing="length")
+    proxy = await start_proxy()
+    async with proxy.post(b"{}", "/v1/embeddings") as answer:
+        assert (answer.status, (await answer.json())["error"]["type"]) == (502, "server_error")
 
 
 @pytest.mark.parametrize(

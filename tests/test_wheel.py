@@ -67,6 +67,7 @@ def test_the_wheel_holds_code_and_sql_and_no_tests(wheel: Path) -> None:
     )
     assert [name for name in names if name.startswith(("tests/", "deploy/"))] == []
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "proxy/downstream/status.html" in names
 
 
 def test_the_installed_command_finds_the_chat_templates(bin_folder: Path, tmp_path: Path) -> None:

@@ -19,8 +19,13 @@ async def read_body(request: web.Request, limit_bytes: int, *, seconds: float = 
 
     `limit_bytes` bounds what is kept, also while inflating (0: no limit, only by an explicit setting); `seconds` bounds
     the whole reading.  The server must not inflate by itself: `proxy.app` turns that off.
-    Raises Reject: 413 over the limit, 415 for another coding, 408 if it takes too long, 400 if the coding is broken.
+    Raises Reject: 413 over the limit, 415 for another coding, 408 if it takes too long, 400 if the coding is broken,
+    or if a transfer coding other than chunked is named.
     """
+    if ",".join(request.headers.getall("Transfer-Encoding", ())).strip().lower() not in ("", "chunked"):
+        # What a list of codings means is where parsers disagree, and where requests are smuggled.
+        message = "This transfer coding is not supported."
+        raise Reject(400, message, code="invalid_body", headers={"Connection": "close"})
     coding = ",".join(request.headers.getall("Content-Encoding", ())).strip().lower()
     if coding not in (*_IDENTITY, "gzip", "x-gzip", "deflate"):
         # Brotli and zstd would each need a library and a bound of its own; no client of vLLM sends them.

@@ -1,15 +1,18 @@
 """The other routes of the allow-list: no text moves; limits and salt hold where an answer is generated."""
 
 import asyncio
+from collections.abc import Mapping
 
 from aiohttp import ClientError, ClientResponse, web
 
 from proxy.core.images import check_media
 from proxy.core.reject import Reject
 from proxy.core.request import parse_body
+from proxy.core.sse import DONE, EventGate
 from proxy.downstream.body import read_body
 from proxy.downstream.entering import entered
-from proxy.downstream.errors import after_start, json_response, upstream_error_body
+from proxy.downstream.errors import json_response, upstream_error_body
+from proxy.downstream.failures import EVENTS, MAX_ANSWER_BYTES, error_event, left_over
 from proxy.rewriting import OUTPUT_FIELD, prepare_other
 from proxy.state import CALLER, OUTCOME, REQUEST_ID, STARTED, STATE
 from proxy.upstream.client import UpstreamFailure, failure_of, read_whole
@@ -94,23 +97,40 @@ async def _refused(request: web.Request, answer: ClientResponse) -> web.StreamRe
 
 
 async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+    if not 200 <= answer.status < 300:
+        raise UpstreamFailure("other", 502, "The model server answered with a redirect. Its address may be wrong.")
     headers = downstream_headers(answer.headers, request_id=request[REQUEST_ID])
-    response = web.StreamResponse(status=answer.status, headers=headers)
-    if answer.content_type == "text/event-stream":
-        response.headers["X-Accel-Buffering"] = "no"
-    elif answer.content_length is not None:
-        response.content_length = answer.content_length
+    if answer.content_type == EVENTS:
+        return await _relay_stream(request, answer, headers)
+    # Whole or not at all: half an answer under a 200 would pass for one.
+    body = await read_whole(answer, MAX_ANSWER_BYTES)
+    response = web.Response(status=answer.status, body=body, headers=headers)
+    # Written here and not by aiohttp after the handler, so that a client that has gone shows.
     await response.prepare(request)
-    while True:
+    await response.write_eof()
+    return response
+
+
+async def _relay_stream(
+    request: web.Request, answer: ClientResponse, headers: Mapping[str, str]
+) -> web.StreamResponse:  # fmt: skip
+    response, gate, failure = web.StreamResponse(headers=headers), EventGate(), None
+    response.headers["X-Accel-Buffering"] = "no"
+    await response.prepare(request)
+    while failure is None:
         try:
             chunk = await answer.content.readany()
         except (ClientError, TimeoutError) as error:
-            # The head has gone out, so this can only be told within the stream.
-            request[OUTCOME] = "upstream_error"
-            request.app[STATE].metrics.upstream_error(failure_of(error).kind)
-            return await after_start(request, response)
+            failure, chunk = failure_of(error), left_over(answer.content)
         if not chunk:
             break
-        await response.write(chunk)
-    await response.write_eof()
+        if ready := gate.feed(chunk):
+            await response.write(ready)
+    if failure is None:
+        await response.write_eof(gate.close())
+        return response
+    # The head has gone out, so this can only be told within the stream; half an event stays here.
+    request[OUTCOME] = "upstream_error"
+    request.app[STATE].metrics.upstream_error(failure.kind)
+    await response.write_eof((b"\n\n" if gate.half_sent else b"") + error_event(failure) + DONE)
     return response

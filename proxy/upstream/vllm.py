@@ -82,9 +82,7 @@ class Models:
         self._failed = False
         self.block_size: int | None = None  # tokens
         self.generation = 0  # how often vLLM was found anew: what was learned about it earlier may be wrong now
-        # What watches over vLLM's process puts its knowledge in here: one of proxy.metrics.RESTART_CAUSES.
-        self.restart_cause: Callable[[], str] = lambda: "unknown"
-        self.on_restart: Callable[[str], None] = lambda cause: None
+        self.on_restart: Callable[[], None] = lambda: None  # called when another process is found than before
         self._started: bytes | None = None  # when vLLM's process began, as it tells it
 
     async def run(self) -> None:
@@ -125,7 +123,7 @@ class Models:
         if started is None:
             return
         if self._started is not None and started[1] != self._started:
-            self.on_restart(self.restart_cause())
+            self.on_restart()
         self._started = started[1]
 
     async def get(self, *, wait_seconds: float) -> ModelList | None:

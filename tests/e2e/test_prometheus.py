@@ -200,12 +200,12 @@ async def _slows(scene: Scene) -> None:
 
 
 async def _restarts(scene: Scene) -> None:
-    """vLLM's process ends and another one begins, four times; what watches over it knows why."""
+    """vLLM's process ends and another one begins, four times; `up`, which watches over it, knows why."""
     models = scene.proxy.state.models
-    models.restart_cause = lambda: "out_of_memory"
     for generation in range(models.generation, models.generation + 4):
         await scene.fake.stop()
         await eventually(lambda: models.stale, 10)
+        scene.proxy.state.metrics.restarts.ended("gpu_memory")
         scene.fake.gauges.started += 60
         await scene.fake.start()
         await eventually(partial(_beyond, models, generation), 10)

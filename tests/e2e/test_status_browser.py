@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(not PROGRAM, reason="Chromium is not installed"),
 ]
-PICTURES = os.environ.get("PREFIX_PROXY_PICTURES")  # a folder: what the page looks like is written there
+PICTURES = os.environ.get("PREFIX_PROXY_TEST_ARTIFACTS")  # a folder: what the page looks like is written there
 TOKEN = "sk-pp-admin-of-the-test"
 ROW = "document.querySelector('#chats tbody tr')"
 TAB, ENTER = ("Tab", 9), ("Enter", 13)

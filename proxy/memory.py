@@ -13,12 +13,14 @@ from proxy.core.meter import Meter, Reply
 from proxy.core.move_volatile import skeleton
 from proxy.core.pipeline import NEEDS_PROMPT, Rewritten
 from proxy.core.request import ChatRequest, Message
-from proxy.core.text import digest, encoded, message_digest, text_of
+from proxy.core.text import digest, encoded, length_of, message_digest, text_of
 from proxy.explaining import Expected, expect, settle
 from proxy.sessions import Session
 from proxy.state import State
 
 CHAT = "/v1/chat/completions"
+MOST_CHARACTERS_A_TOKEN = 24
+"""No text of words has longer tokens on average; runs of blanks, which have, are the rare case that is counted anew."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Memory:
     expected: Expected | None = None
     family: bytes = b""
     prompt: Held | None = None
+    characters: int = 0
 
 
 async def memory_of(state: State, who: Identity, model: str, request: ChatRequest, route: str) -> Memory | None:
@@ -62,7 +65,7 @@ def remember(state: State, memory: Memory, facts: Facts, done: Rewritten) -> Non
         session = memory.session
         if facts.steps & NEEDS_PROMPT:
             memory.node = session.ledger.record(done.records)
-            memory.family = done.family
+            memory.family, memory.characters = done.family, length_of(done.request.messages)
         if _moves(session.cut_at, facts.cut, done.cut):
             before = session.cut_at.inner - 1 if session.cut_at is not None else 0
             state.metrics.trimmed(done.left_out - before)
@@ -117,10 +120,16 @@ def remember_answer(state: State, memory: Memory, meter: Meter | None, model: st
 
 
 def _anchor(memory: Memory, meter: Meter | None) -> None:
-    """Keep vLLM's own count of the prompt that ended here: later prompts are counted from it."""
+    """Keep vLLM's own count of the prompt that ended here: later prompts are counted from it.
+
+    A figure that cannot be true is none: a stand-in that always says 5 must not let a chat outgrow its context.
+    """
     continued = memory.told[-1].get("role") == "assistant"  # its prompt ends without the generation prompt
-    if meter is not None and meter.usage is not None and memory.node is not None and memory.family and not continued:
-        memory.node.upto, memory.node.family = meter.usage.prompt_tokens, memory.family
+    usage = meter.usage if meter is not None else None
+    if usage is None or memory.node is None or not memory.family or continued:
+        return
+    if usage.prompt_tokens * MOST_CHARACTERS_A_TOKEN >= memory.characters:
+        memory.node.upto, memory.node.family = usage.prompt_tokens, memory.family
 
 
 def learn(state: State, meter: Meter | None, model: str) -> None:

@@ -89,3 +89,11 @@ def test_parting_takes_linear_time() -> None:
     for text in (f"{MEMORY}\n" * 2000, "<memory_context>\n" * 20_000 + "</memory_context>", "now 10:30\n" * 100_000):
         parted(text)
     assert time.process_time() - began < 6
+
+
+def test_a_line_that_a_client_writes_anew_each_time_moves_whole() -> None:
+    """Claude Code's first system block (PC-12); a user's text is never looked at here."""
+    found = parted("x-anthropic-billing-header: cc_version=1.2.3; cch=11111;\nYou are X.")
+    assert found.head == "You are X."
+    assert [b.text for b in found.blocks] == ["x-anthropic-billing-header: cc_version=1.2.3; cch=11111;"]
+    assert parted("explain x-anthropic-billing-header: cch=3;").blocks == ()

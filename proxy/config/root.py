@@ -9,7 +9,9 @@ from proxy.config.coalesce import Coalesce
 from proxy.config.setting import Setting
 from proxy.config.steps import History, Lengths, Profile, Salt, Steps, Tools, Trim, Volatile
 
-_SAFE = frozenset({"keep_tools", "restore_history", "continue_final", "trim_history", "clamp_lengths", "salt"})
+_SAFE = frozenset(
+    {"keep_tools", "spell_arguments", "restore_history", "continue_final", "trim_history", "clamp_lengths", "salt"}
+)
 _ALL = frozenset(Steps.__dataclass_fields__)
 STEPS_OF_PROFILE: Mapping[Profile, frozenset[str]] = {
     "off": frozenset(),

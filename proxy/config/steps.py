@@ -19,6 +19,9 @@ class Steps:
     """Switches of single steps; unset, the profile decides. Profile off has none on, whatever is set here."""
 
     keep_tools: Annotated[bool | None, Setting("Keep the order of the tools list.", _WHY)] = None
+    spell_arguments: Annotated[bool | None, Setting(
+        "Write tool arguments given as an object as JSON text.", _WHY,
+    )] = None
     restore_history: Annotated[bool | None, Setting(
         "Send earlier messages as they were sent before (profile safe: white space and argument spelling only).", _WHY,
     )] = None

@@ -24,6 +24,7 @@ from proxy.core.reject import Reject
 from proxy.core.request import ChatRequest
 from proxy.core.restore_history import restore_history
 from proxy.core.salt import add_salt
+from proxy.core.spell_arguments import spell_arguments
 from proxy.core.text import message_digest
 from proxy.core.trim_history import family_of, trim_history
 
@@ -31,6 +32,7 @@ Step = Callable[[Draft, Facts], Draft]
 
 PIPELINE: tuple[tuple[str, Step], ...] = (
     ("keep_tools", keep_tools),
+    ("spell_arguments", spell_arguments),
     ("restore_history", restore_history),
     ("move_volatile", move_volatile),
     ("move_midloop", move_midloop),

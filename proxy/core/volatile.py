@@ -8,6 +8,8 @@ from proxy.core.text import digest, encoded
 
 SUMMARY = "[CONVERSATION SUMMARY]"
 MEMORY = "memory_context"
+NONCES = ("x-anthropic-billing-header:",)
+"""How lines begin that clients write anew for each request (Claude Code's first system block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,9 @@ def _without_times(text: str) -> tuple[str, list[Block]]:
     times: list[Block] = []
     timetable = is_timetable(text)
     for line in text.split("\n"):
+        if line.startswith(NONCES):
+            times.append(block("clock:" + digest(encoded(line.partition(":")[0])).hex()[:8], line))
+            continue
         told = Told(line, ()) if timetable else without_times(line)
         kept.append(told.line)
         if told.notes:

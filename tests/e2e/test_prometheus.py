@@ -151,8 +151,10 @@ async def _forgets(scene: Scene) -> None:
         await scene.ask(name, [*told, *more])
         scene.fake.cache.hashes.clear()
 
-    await asyncio.gather(*(scene.chat(1, words=2000) for _ in range(10)))  # all of it new: the share falls at once
-    await scene.fires("ReuseFalling")
+    async def only_new() -> None:
+        await asyncio.gather(*(scene.chat(1, words=2000) for _ in range(10)))
+
+    await scene.fires("ReuseFalling", only_new)
     await scene.fires("ReuseBelowPrediction", once)
 
 

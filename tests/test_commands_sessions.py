@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -136,6 +135,6 @@ async def test_a_url_where_no_proxy_is_is_told(
     for url in (f"http://127.0.0.1:{unused_tcp_port}", "nonsense", "http://[::1"):
         code, _, err = await told(capsys, "list", "--url", url)
         assert (code, err) == (1, "prefix-proxy: the proxy cannot be reached at this URL\n")
-    vllm = str(cast(str, proxy.state.config.upstream.url))
+    vllm = str(proxy.state.config.upstream.url)
     code, _, err = await told(capsys, "list", "--url", vllm)
     assert code == 1 and "404" in err

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ CANARY = "zebedee"
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """Return what was recorded, oldest first."""
-    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    """Return what was recorded, oldest first; the writer may take the oldest file away meanwhile."""
+    out = []
+    for path in sorted(folder.glob("*.jsonl")):
+        with suppress(FileNotFoundError):
+            out += [json.loads(line) for line in path.read_text().splitlines()]
+    return out
 
 
 async def recorded(proxy: RunningProxy, fake: FakeVllm, folder: Path, **headers: str) -> dict[str, Any]:

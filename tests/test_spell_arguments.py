@@ -42,7 +42,7 @@ def test_a_text_stays_as_it_is_broken_too(arguments: object) -> None:
     assert Wire(TEMPLATES[1]).send(told) == tuple(told)
 
 
-def test_off_means_unchanged() -> None:
+def test_switched_off_it_changes_nothing() -> None:
     wire = Wire(TEMPLATES[1])
     wire.steps = wire.steps - {"spell_arguments"}
     assert wire.send(called({"city": "SF"})) == tuple(called({"city": "SF"}))

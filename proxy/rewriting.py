@@ -35,6 +35,9 @@ REFUSABLE = MOVES_TEXT | {"continue_final", "rank"}
 COUNTED = "X-Prefix-Proxy-Prompt-Tokens"
 """The reply header that tells the count of the prompt, where a decision rested on one: vLLM's usage says the same."""
 
+BIG_BYTES = 512 * 1024
+"""From here on a body is taken apart and put together in a thread."""
+
 COUNT_ROUNDS = 12
 """How often the pipeline may ask; each cut takes two or three rounds, of which most are answered from the cache."""
 
@@ -101,7 +104,12 @@ async def prepare(
     for step, error in done.failed:
         log.error("step_failed", extra={"step": step, "error": error})
         state.metrics.step_failed(step)
-    return _prepared(state, received, request, facts, done, memory, model)
+    asking, asked = _ask_usage(done.request)
+    # Nobody else waits while a huge body is put together anew.
+    big = len(received.raw) > BIG_BYTES
+    body = await asyncio.to_thread(splice, received, asking) if big else splice(received, asking)
+    prepared = Prepared(body, trail=done.trail + (("include_usage",) if asked else ()), strip_usage=asked)
+    return _completed(prepared, state, received, request, facts, done, memory, model)
 
 
 async def _rewritten(state: State, request: ChatRequest, facts: Facts, model: str) -> tuple[Rewritten, Facts]:
@@ -154,7 +162,8 @@ async def prepare_other(state: State, caller: Caller, headers: Mapping[str, str]
     return splice(received, rewrite(request, replace(facts, lengths=lengths)).request)
 
 
-def _prepared(
+def _completed(
+    prepared: Prepared,
     state: State,
     received: Received,
     request: ChatRequest,
@@ -163,11 +172,9 @@ def _prepared(
     memory: Memory | None,
     model: str,
 ) -> Prepared:
-    asking, asked = _ask_usage(done.request)
-    trail = done.trail + (("include_usage",) if asked else ())
-    body = splice(received, asking)
+    """Return `prepared` with what is told of it, remembered of it, and tried after a refusal."""
     limit = given_limit(request.rest, done.request.rest, facts.lengths.fields)
-    prepared = Prepared(body, trail=trail, strip_usage=asked, response_headers=_told(done, limit), limit=limit)
+    prepared.response_headers, prepared.limit = _told(done, limit), limit
     if memory is not None:
         remember(state, memory, facts, done)
     prepared.on_end = lambda meter, outcome: _ended(state, memory, meter, model, limit, done.request)

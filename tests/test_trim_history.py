@@ -256,3 +256,24 @@ def test_a_cut_inside_a_turn_ends_with_the_calls_that_it_left_out() -> None:
     assert list(within(999, chat, facts).request.messages) == [SYSTEM, chat[1], *chat[4:]]
     for other in ([SYSTEM, user("q")], [SYSTEM, user("q"), calls("c", "d"), result("c"), result("d")]):
         assert list(within(999, other, facts).request.messages) == other
+
+
+def test_a_restored_document_goes_before_any_turn_and_stays_away() -> None:
+    """What Open WebUI takes away after its turn was only kept for the prefix, which the cut breaks anyway."""
+    ledger = Ledger(1 << 20)
+    block = "<context>\n" + "doc " * 60 + "\n</context>\n\n"
+    reply = says("fact " * 80)
+
+    def send(budget: int, *messages: Message) -> list[Message]:
+        done = within(budget, [SYSTEM, *messages], facts_for(budget + 1, low=0.9, ledger=ledger))
+        at = ledger.record(done.records)
+        at.upto, at.family = t1(done.request.messages), done.family
+        ledger.add_reply(at, reply)
+        return list(done.request.messages)
+
+    first, second, third = user(block + "Q1"), user("Q2"), user("Q3")
+    assert send(900, first) == [SYSTEM, first]
+    assert send(900, user("Q1"), reply, second) == [SYSTEM, first, reply, second]
+    told = [user("Q1"), reply, second, reply, third]
+    assert send(220, *told) == [SYSTEM, *told]
+    assert send(900, *told, reply, user("Q4")) == [SYSTEM, *told, reply, user("Q4")]

@@ -21,7 +21,7 @@ from proxy.core.cutting import (
     turn_starts,
 )
 from proxy.core.dedupe_context import dedupe_context, standing_digests
-from proxy.core.draft import HEAD_ROLES, PART, Cut, Draft, Facts
+from proxy.core.draft import HEAD_ROLES, PART, Cut, Draft, Entry, Facts
 from proxy.core.keep_tools import list_digest
 from proxy.core.move_midloop import move_midloop
 from proxy.core.move_volatile import move_volatile
@@ -58,9 +58,9 @@ def trim_history(draft: Draft, facts: Facts) -> Draft:
     if known <= trim.marks.high and known + _asked(draft, facts) <= size:
         return replace(kept, counted=known)
     total = trim.count(kept)
-    if total <= trim.marks.high:
-        return trim.counted(kept, total)
-    return trim.shrink(kept)
+    if total > trim.marks.high:
+        trim, kept, total = trim.shortened(kept, total)
+    return trim.counted(kept, total) if total <= trim.marks.high else trim.shrink(kept)
 
 
 _FAMILY_FIELDS = ("chat_template_kwargs", "reasoning_effort")
@@ -112,10 +112,32 @@ class _Trim:
     size: int
     told: Draft
 
-    def cut(self, cut: Cut) -> Draft:
+    def shortened(self, draft: Draft, total: int) -> "tuple[_Trim, Draft, int]":
+        """Let restored blocks fall back to their short form, oldest first, until the low mark: before any turn goes.
+
+        Return the trim that goes on from there, the draft and its tokens.
+        """
+        base, counter = self.told.restored or self.told, self._counter()
+        places = [i for i, entry in enumerate(base.entries[:-1]) if entry.short and i not in draft.gone]
+        saved = {i: _saved(base.entries[i], counter) for i in places}
+        counter.settle()
+        entries, left = list(base.entries), total
+        for i in places:
+            if left <= self.marks.low:
+                break
+            entries[i], left = _as_told(entries[i]), left - (saved[i] or 0)
+        if left == total:
+            return self, draft, total
+        trim = replace(self, told=replace(self.told, restored=replace(base, entries=tuple(entries))))
+        draft = trim.cut(draft.cut)
+        return trim, draft, trim.count(draft)
+
+    def cut(self, cut: Cut | None) -> Draft:
         """Return the draft as it goes out with this cut: what the cut took away is told anew where it must be."""
         base = self.told.restored or self.told
-        places = (*range(self._pinned_until(base), cut.turn), *range(cut.turn + 1, cut.inner))
+        places: tuple[int, ...] = ()
+        if cut is not None:
+            places = (*range(self._pinned_until(base), cut.turn), *range(cut.turn + 1, cut.inner))
         gone = frozenset(i for i in places if base.entries[i].role not in HEAD_ROLES)
         draft = replace(base, gone=gone, cut=cut, gap=_gap(base, self.facts), trail=self.told.trail)
         draft = _without_lost_pointers(draft)
@@ -193,6 +215,18 @@ class _Trim:
         return 0 if pinned == 0 else starts[pinned] if pinned < len(starts) else len(draft.entries)
 
 
+def _saved(entry: Entry, counter: Counter) -> int | None:
+    """Return what the short form of an entry saves, in tokens."""
+    whole_form, short_form = counter.stretch(entry.wire()), counter.stretch(_as_told(entry).wire())
+    return None if whole_form is None or short_form is None else max(0, whole_form - short_form)
+
+
+def _as_told(entry: Entry) -> Entry:
+    """Return an entry as its client tells it; pointers in it went with the text."""
+    blocks = tuple(pair for pair in entry.blocks if pair[0] != "points")
+    return entry._replace(message=entry.told, node=None, packed=None, blocks=blocks, short=False)
+
+
 def _gap(draft: Draft, facts: Facts) -> Message | None:
     """Return the mark of the gap.  In a chat without a system message one would take the place of the template's."""
     if facts.trim.gap_text is None:
@@ -210,8 +244,7 @@ def _without_lost_pointers(draft: Draft) -> Draft:
     for i, entry in enumerate(draft.entries):
         wanted = {value for kind, value in entry.blocks if kind == "points"}
         if i not in draft.gone and not wanted <= standing:
-            blocks = tuple(pair for pair in entry.blocks if pair[0] != "points")
-            entry = entry._replace(message=entry.told, node=None, packed=None, blocks=blocks)
+            entry = _as_told(entry)
         if i not in draft.gone:
             standing |= standing_digests(entry)
         out.append(entry)

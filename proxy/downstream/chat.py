@@ -1,6 +1,7 @@
 """The generating routes whose requests are rewritten: POST /v1/chat/completions and /v1/completions."""
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
@@ -14,7 +15,7 @@ from proxy.downstream.relay import Exchange
 from proxy.downstream.shared import Run
 from proxy.downstream.sharer import Sharer
 from proxy.facts import claims_of, model_of
-from proxy.rewriting import prepare
+from proxy.rewriting import BIG_BYTES, prepare
 from proxy.state import CALLER, OUTCOME, RECEIVED_AT, REQUEST_ID, STATE, State
 
 
@@ -34,7 +35,8 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     with state.presence.watching(request) as watch:
         try:
             raw = await read_body(request, limits.body_bytes, seconds=limits.body_seconds)
-            received = parse_body(raw, max_messages=limits.messages, max_images=limits.images, chat=chat)
+            parse = partial(parse_body, raw, max_messages=limits.messages, max_images=limits.images, chat=chat)
+            received = await asyncio.to_thread(parse) if len(raw) > BIG_BYTES else parse()
             who = identify(claims_of(state.config, request[CALLER], request.headers), received.request)
             with entered(request, who) as guest:
                 exchange = _boarded(request, state, received, who, watch)

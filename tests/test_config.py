@@ -284,3 +284,11 @@ def test_a_key_may_have_rates_of_its_own(tmp_path: Path, field: str) -> None:
         file.write_text(f"{table}{field} = {wrong}\n")
         with pytest.raises(SettingError, match=field):
             load_config({"config": str(file)}, {})
+
+
+@pytest.mark.parametrize(
+    "name", ["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_9000_TCP_ADDR", "TEST_SHARED", "VLLM_CACHE", "OPENWEBUI"]
+)
+def test_variables_of_others_that_begin_alike_are_no_settings(name: str) -> None:
+    """Kubernetes sets some for a service named prefix-proxy, and our own tests are told things so."""
+    assert load_config(environ={f"PREFIX_PROXY_{name}": "tcp://10.0.0.1:9000"}) == Config()

@@ -80,11 +80,17 @@ def _from_flags(flags: Mapping[str, object], specs: Mapping[str, Declared]) -> d
     }
 
 
+# Kubernetes gives every container the address of a service named prefix-proxy; the rest is our own tests'.
+_NOT_SETTINGS = tuple(
+    ENV_PREFIX + name for name in ("SERVICE_HOST", "SERVICE_PORT", "PORT_", "TEST_", "VLLM_CACHE", "OPENWEBUI")
+)
+
+
 def _from_environ(environ: Mapping[str, str], specs: Mapping[str, Declared]) -> dict[str, _Given]:
     known = {name: spec.path for spec in specs.values() for name in spec.envs}
     found: dict[str, _Given] = {}
     for name, text in sorted(environ.items()):
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE or name.startswith(_NOT_SETTINGS):
             continue
         path = known.get(name)
         if path is None:

@@ -60,8 +60,7 @@ class Holding:
             yield answer
         finally:
             chat.running -= 1
-            chat.ended = True
-            now = asyncio.get_running_loop().time()
+            chat.ended, chat.ended_at = True, (now := asyncio.get_running_loop().time())
             chat.more_until = now + self._settings.task_head_seconds if answer.called_tools else 0.0
             self._news(name)
             self._forget()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.identity import TASKS, Identity
-from proxy.core.waiting import HELD, Chat, Typing, is_held, is_typing, waits_until
+from proxy.core.waiting import FIRST, HELD, Chat, Typing, is_held, is_typing, waits_until
 
 TIMES = st.floats(0, 100)
 USER = Identity("t", True, "c", None, "title_generation", True)
@@ -45,3 +45,11 @@ def test_only_known_users_type() -> None:
     """Nothing of a caller without a name waits."""
     typing = replace(USER, task="autocomplete_generation")
     assert is_typing(typing) and not is_typing(replace(typing, proven=False)) and not is_typing(USER)
+
+
+def test_a_title_long_after_the_last_answer_waits_for_its_chat_to_begin_again() -> None:
+    """It comes before its chat request whenever it comes; soon after an answer it is about that one."""
+    chat = Chat(ended=True, ended_at=100.0)
+    assert waits_until(chat, FIRST, 105.0, 105.0, hold=10.0, head=1.5) is None
+    assert waits_until(chat, FIRST, 150.0, 150.0, hold=10.0, head=1.5) == 151.5
+    assert waits_until(chat, "tags_generation", 150.0, 150.0, hold=10.0, head=1.5) is None

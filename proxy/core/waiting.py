@@ -24,22 +24,24 @@ class Chat:
 
     running: int = 0
     ended: bool = False  # one has ended
+    ended_at: float = float("-inf")  # the last one
     more_until: float = 0.0  # the last one called tools: until then the next round is expected
 
 
 def waits_until(chat: Chat | None, task: str, arrived: float, now: float, *, hold: float, head: float) -> float | None:
     """Return until when a task waits for news of its chat, None if it goes now.
 
-    While an answer runs, `hold` seconds from its arrival; a title whose chat was never seen `head` seconds for it to
-    begin; between the rounds of a tool loop until the next one is overdue.
+    While an answer runs, `hold` seconds from its arrival; a title whose chat was not answered within the last `hold`
+    seconds waits `head` seconds for it to begin; between the rounds of a tool loop until the next one is overdue.
     """
     limit = arrived + hold
     if now >= limit:
         return None
     if chat is not None and chat.running:
         return limit
-    begins = arrived + head if task == FIRST else 0.0
-    expected = chat.more_until if chat is not None and chat.ended else begins
+    fresh = chat is not None and chat.ended and chat.ended_at >= arrived - hold
+    begins = arrived + head if task == FIRST and not fresh else 0.0
+    expected = max(begins, chat.more_until if chat is not None and chat.ended else 0.0)
     return min(expected, limit) if now < expected else None
 
 
